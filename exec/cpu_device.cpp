@@ -22,7 +22,7 @@ void CpuDevice::issue(const Work& work) {
                     .workspace = work.workspace,
                     .queue = &workers_,
                     .error = &wrong_,
-                    .put_aside = work.beside ? work.number : -1});
+                    .put_aside = work.background ? work.number : -1});
     wrong_.check();
   } catch (...) {
     failed_ = work.number;

@@ -1,5 +1,5 @@
-// CpuDevice: the processor and its memory as a Device. The thread that issues work does it, with the workers; work beside is put aside for
-// these, who do it during later work.
+// CpuDevice: the processor and its memory as a Device. The thread that issues work does it, with the workers; work in the background is put
+// aside for these, who do it during later work.
 
 #pragma once
 

@@ -37,8 +37,9 @@ struct Work {
   int32_t number = 0;  // of the instruction in its entry: counts up in a run
   QueueId queue = kCompute;
   SpaceKind where = SpaceKind::host;  // where it computes
-  std::span<const int32_t> waits{};  // numbers of work that is complete before this begins; where the device is synchronous, of work beside
-  bool beside = false;               // on such a queue (Queue::beside)
+  std::span<const int32_t>
+      waits{};  // numbers of work that is complete before this begins; where the device is synchronous, of work in the background
+  bool background = false;            // on such a queue (Queue::background)
   const KernelRun* kernel = nullptr;  // null: a copy; of no bytes: nothing but a point in its queue
   std::span<const void* const> inputs{};
   std::span<void* const> outputs{};
@@ -82,7 +83,7 @@ class Device {
 
   // The workers that a kernel may find: those that workspaces are for.
   int threads() const { return threads_; }
-  // Work is complete when issue() returns, but for what is on a queue beside: nothing else needs waiting for.
+  // Work is complete when issue() returns, but for what is on a queue in the background: nothing else needs waiting for.
   bool is_synchronous() const { return is_synchronous_; }
   // The number of the work that made issue(), wait() or finish() throw last.
   int32_t failed() const { return failed_; }

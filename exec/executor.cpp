@@ -28,7 +28,7 @@ struct Step {
   std::vector<void*> outputs{};
   std::byte* workspace = nullptr;
   std::vector<int32_t> copies{};  // of the file that no step before it waits for
-  std::vector<int32_t> waits{};   // a device's work; of a synchronous device that on queues beside
+  std::vector<int32_t> waits{};   // a device's work; of a synchronous device that on queues in the background
   int64_t ticket = 0;             // of the copy of the file that it started
 };
 
@@ -128,7 +128,7 @@ struct Executor::Impl {
   }
 
   SpaceKind where(const Instruction& instruction) const { return program.spaces[program.queues[instruction.queue].from].kind; }
-  bool is_beside(const Instruction& instruction) const { return program.queues[instruction.queue].beside; }
+  bool in_background(const Instruction& instruction) const { return program.queues[instruction.queue].background; }
 
   void prepare_all() {
     SpaceKernels specs([this](SpaceKind kind) { return device.kernels(kind); }, program.threads);
@@ -168,7 +168,7 @@ struct Executor::Impl {
                 .outputs = std::vector<void*>(instruction.outputs.size())};
       for (const int32_t earlier : instruction.waits) {
         const Instruction& of = code[static_cast<size_t>(earlier)];
-        if (!uses_file(of) && (!device.is_synchronous() || is_beside(of))) step.waits.push_back(earlier);
+        if (!uses_file(of) && (!device.is_synchronous() || in_background(of))) step.waits.push_back(earlier);
       }
       steps.push_back(std::move(step));
     }
@@ -272,11 +272,11 @@ struct Executor::Impl {
   }
 
   // Where so many bytes, which the host can't touch where they are, are looked at while nothing runs.
-  Place desk(int64_t bytes, int number) {
-    const Place& desk = program.desks[number];
-    require(whole_sectors(bytes) <= desk.bytes, "a tensor that is larger than the desk");
-    touch({.offset = desk.offset, .bytes = whole_sectors(bytes), .space = desk.space});
-    return {.offset = desk.offset, .bytes = bytes, .space = desk.space};
+  Place staged(int64_t bytes, int number) {
+    const Place& area = program.staging[number];
+    require(whole_sectors(bytes) <= area.bytes, "a tensor that is larger than its staging area");
+    touch({.offset = area.offset, .bytes = whole_sectors(bytes), .space = area.space});
+    return {.offset = area.offset, .bytes = bytes, .space = area.space};
   }
 
   void require_memory() const { require(!spaces.empty(), "an executor has no memory yet"); }
@@ -287,7 +287,7 @@ struct Executor::Impl {
     if (value.home.bytes == 0) return {};
     require_memory();
     if (!is_far(program, value.home)) return span_of(value.home);
-    const Place place = desk(value.home.bytes, number);
+    const Place place = staged(value.home.bytes, number);
     if (read && is_in_file(value))
       disk->wait(disk->read(value.home.offset, at(place), whole_sectors(place.bytes)));
     else if (read)
@@ -297,7 +297,7 @@ struct Executor::Impl {
 
   void changed(const Persistent& value, int number) {
     if (!is_far(program, value.home) || value.home.bytes == 0) return;
-    const Place place = desk(value.home.bytes, number);
+    const Place place = staged(value.home.bytes, number);
     if (is_in_file(value))
       disk->wait(disk->write(value.home.offset, at(place), whole_sectors(place.bytes)));
     else
@@ -318,7 +318,7 @@ struct Executor::Impl {
     const Place place = place_of(entry, value);
     if (!is_far(program, place)) return span_of(place);
     require(program.spaces[place.space].kind == SpaceKind::device, "a value that is on the disk only");
-    const Place copy = desk(place.bytes, 0);
+    const Place copy = staged(place.bytes, 0);
     device.transfer(at(copy), at(place), place.bytes);
     return span_of(copy);
   }
@@ -377,7 +377,7 @@ struct Executor::Impl {
         if (watch != nullptr && step.kernel) watch->before(entry, step.instruction->node, step.inputs);
         on_device(entry, [&] {
           issue(step, static_cast<int32_t>(i));
-          if (is_beside(*step.instruction) && (watch != nullptr || ORT_TRAIN_POISON)) device.wait(static_cast<int32_t>(i));
+          if (in_background(*step.instruction) && (watch != nullptr || ORT_TRAIN_POISON)) device.wait(static_cast<int32_t>(i));
         });
         if (!spent.tasks.empty()) spent.tasks[i] = device.tasks();
         if (watch != nullptr && step.kernel) watch->behind(entry, step.instruction->node, step.outputs);
@@ -386,7 +386,7 @@ struct Executor::Impl {
       spent.seconds[i] = lap();
       if (is_file) spent.waiting += spent.seconds[i];  // until the disk has room for another
     }
-    if (device.is_synchronous() && !steps.empty()) {  // what was left beside
+    if (device.is_synchronous() && !steps.empty()) {  // what is left in the background
       on_device(entry, [&] { device.finish(); });
       spent.seconds.back() += lap();
     }
@@ -430,7 +430,7 @@ struct Executor::Impl {
               .queue = instruction.queue,
               .where = where(instruction),
               .waits = step.waits,
-              .beside = is_beside(instruction),
+              .background = in_background(instruction),
               .kernel = step.kernel};
     if (step.kernel != nullptr) {
       work.inputs = step.inputs;
@@ -488,9 +488,9 @@ std::span<std::byte> Executor::input(size_t entry, ValueId value) const {
 }
 
 std::span<const std::byte> Executor::bytes(size_t entry, ValueId value) { return impl_->bytes(entry, value); }
-std::span<std::byte> Executor::persistent(std::string_view name, int desk) { return impl_->persistent(impl_->find(name), desk, true); }
+std::span<std::byte> Executor::persistent(std::string_view name, int area) { return impl_->persistent(impl_->find(name), area, true); }
 std::span<std::byte> Executor::blank(std::string_view name) { return impl_->persistent(impl_->find(name), 0, false); }
-void Executor::changed(std::string_view name, int desk) { impl_->changed(impl_->find(name), desk); }
+void Executor::changed(std::string_view name, int area) { impl_->changed(impl_->find(name), area); }
 
 std::span<std::byte> Executor::spare(int64_t most) {
   impl_->require_memory();

@@ -2,7 +2,7 @@
 // decides nothing.
 //
 // It refers to the Program, the graphs, the device, the memory and the disk; all must outlive it. One thread at a time, but for `stop`.
-// What lies where the host can't touch it is handed out as a copy, on the program's desks.
+// What lies where the host can't touch it is handed out as a copy, on the program's staging.
 
 #pragma once
 
@@ -54,20 +54,20 @@ class Executor {
   // The bytes of a value that the entry, which ran last, keeps: good until the next call but for inputs. Throws Error(device) as above.
   std::span<const std::byte> bytes(size_t entry, ValueId value);
   // The bytes of a persistent value that isn't a constant, by name; throws Error(device) where there is none. One that the host can't touch
-  // where it lives is first brought to a desk, over what the last run left there (`desk` 1: beside the one before): its bytes are good
-  // until the next run or call for that desk. Desk 1 is for accumulators.
-  std::span<std::byte> persistent(std::string_view name, int desk = 0);
+  // where it lives is first brought to a staging area, over what the last run left there (`area` 1: beside the one before): its bytes are
+  // good until the next run or call for that area. Area 1 is for accumulators.
+  std::span<std::byte> persistent(std::string_view name, int area = 0);
   // The same without bringing it there: its bytes are about to be written whole.
   std::span<std::byte> blank(std::string_view name);
-  // The bytes that persistent() or blank() gave for that desk have been changed: brings them to where they live.
-  void changed(std::string_view name, int desk = 0);
+  // The bytes that persistent() or blank() gave for that area have been changed: brings them to where they live.
+  void changed(std::string_view name, int area = 0);
   // The host's memory that nothing lives in between runs, for a caller that copies: at most `most` bytes, whole sectors, aligned. What the
   // last run left there, or persistent() of the disk, is gone.
   std::span<std::byte> spare(int64_t most);
 
   // Runs an entry from first to last instruction; its inputs must have been filled since its last run, and it must be one that may follow
-  // the last entry (may_run; else throws Error(device)). `stop`, polled between
-  // instructions, abandons the run (returns false): state that it had changed by then stays changed. Allocates nothing itself.
+  // the last entry (may_run; else throws Error(device)). `stop`, polled between instructions, abandons the run (returns false): state that
+  // it had changed by then stays changed. Allocates nothing itself.
   bool run(size_t entry, const std::atomic<bool>* stop = nullptr);
 
   // Before the first run: times() is to tell what a device that isn't synchronous took for each node, not how long it was issued, and of

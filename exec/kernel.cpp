@@ -125,7 +125,7 @@ const Kernel& KernelTable::at(const OpDef& op, const KernelSpec& spec) const {
 }
 
 KernelRun prepare(const Kernel& kernel, const KernelSpec& spec) {
-  require(!(kernel.beside && by_float32(kernel, spec)), "a kernel whose copies end before its work is done");
+  require(!(kernel.background && by_float32(kernel, spec)), "a kernel whose copies end before its work is done");
   return by_float32(kernel, spec) ? prepare_by_float32(kernel, spec) : kernel.prepare(spec);
 }
 

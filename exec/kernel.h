@@ -54,8 +54,8 @@ struct KernelArgs {
   template <typename T> T* out(size_t i) const { return static_cast<T*>(outputs[i]); }
   Workers& workers() const { return *static_cast<Workers*>(queue); }
 
-  // Workers::parallel_blocks(), at once or, where Kernel::beside allows it, later: the body has copies of what it needs that ends with the
-  // kernel's run.
+  // Workers::parallel_blocks(), at once or, where Kernel::background allows it, later: the body has copies of what it needs that ends with
+  // the kernel's run.
   template <typename Body> void blocks(int64_t n, int64_t block, const Body& body) const {
     if (put_aside < 0) return workers().parallel_blocks(n, block, body);
     workers().put_aside(put_aside, (n + block - 1) / block, [n, block, body](int64_t task, int) {
@@ -90,7 +90,7 @@ struct Kernel {
   int typed = 0;                   //
   bool halves_by_float32 = false;  // takes float16 and bfloat16, too, by way of float32 copies in its workspace
   bool reads_blocks = false;       // takes matrices that are stored in blocks (graph/weight_blocks.h)
-  bool beside = false;             // all its work is one KernelArgs::blocks(), bound by memory: it may be done beside later nodes
+  bool background = false;         // all its work is one KernelArgs::blocks(), bound by memory: it may be done beside later nodes
   List<Alias, 4> in_place{};       // output may overwrite input
   Cost (*cost)(const KernelSpec&) = nullptr;
   double (*efficiency)(const KernelSpec&, int workers) = nullptr;  // of large float32 products' rate, that its products reach; null: none

@@ -46,7 +46,7 @@ bool is_view(const Node& node, const Instruction& instruction) {
   return view.space == whole.space && view.offset == whole.offset + view_offset(node) && view.end() <= whole.end();
 }
 
-Program program_apart() {
+Program discrete_program() {
   Program program;
   program.spaces = {
       {.name = "device", .kind = SpaceKind::device}, {.name = "disk", .kind = SpaceKind::file, .alignment = kSector}, {.name = "host"}};

@@ -59,7 +59,7 @@ struct Queue {
   std::string name;
   bool ordered = true;
   SpaceId from = kMemory, to = kMemory;  // one space: it computes there; two: it copies
-  bool beside = false;                   // it computes beside another queue of its space, with what that one leaves of the threads
+  bool background = false;               // it computes beside another queue of its space, with what that one leaves of the threads
   bool computes() const { return from == to; }
 };
 // Of every program; read and write are between the file and the host's memory.
@@ -146,19 +146,19 @@ struct Entry {
 
 struct Program {
   int threads = 1;  // the workspaces are for so many workers
-  // Those of the CPU, by kMemory and kFile, kCompute, kRead and kWrite; the last queue is for what memory bounds (Kernel::beside). A file
-  // of no bytes: there is none.
+  // Those of the CPU, by kMemory and kFile, kCompute, kRead and kWrite; the last queue is for what memory bounds (Kernel::background). A
+  // file of no bytes: there is none.
   std::vector<Space> spaces{{.name = "arena"}, {.name = "disk", .kind = SpaceKind::file, .alignment = kSector}};
   std::vector<Queue> queues{{.name = "compute"},
                             {.name = "read", .ordered = false, .from = kFile, .to = kMemory},
                             {.name = "write", .ordered = false, .from = kMemory, .to = kFile},
-                            {.name = "beside", .beside = true}};
+                            {.name = "background", .background = true}};
   std::vector<Persistent> persistent;
   std::vector<Entry> entries;
   // The host's memory that nothing lives in between runs. Where a value that the host can't touch, on the disk or in a device's memory, is
   // while somebody looks at it: beside one accumulator there is room for another.
-  Place desks[2]{};
-  Place spare{};  // for a caller that copies: all of it, so that it shares its bytes with desks for what is on the disk, and no others
+  Place staging[2]{};
+  Place spare{};  // for a caller that copies: all of it, so that it shares its bytes with staging for what is on the disk, and no others
 
   Space& memory() { return spaces[kMemory]; }
   const Space& memory() const { return spaces[kMemory]; }
@@ -168,7 +168,7 @@ struct Program {
 };
 
 // One without entries for a device with memory of its own: its three spaces, and its queues.
-Program program_apart();
+Program discrete_program();
 
 // "Reshape": the node's only output is a view of an input; where it lies in that one's place, as far in as the node says, there is nothing
 // to run.
@@ -216,8 +216,8 @@ const KernelTable* cpu_kernels_for(SpaceKind where);
 // wait for what doesn't come before, a storage that ends before its copies do, a workspace smaller than the kernel wants, a node left out
 // or run twice, a kept value that isn't intact at the end, state not written by its writer, not in place or not brought back to where it
 // lives, a peak of a space that isn't the stated one, an entry that isn't of its role, an update that no entry makes, an input that the
-// host can't fill, a desk or spare memory over something that lives then. Written apart from the planner: it looks at places, waits and
-// graphs only, and at the kernels that the program will run, for their workspace and for what they may write over.
+// host can't fill, a staging area or spare memory over something that lives then. Written apart from the planner: it looks at places, waits
+// and graphs only, and at the kernels that the program will run, for their workspace and for what they may write over.
 void verify(const Program& program, const std::vector<const Graph*>& graphs, const KernelTables& kernels = cpu_kernels_for);
 
 }  // namespace ort_train

@@ -57,9 +57,9 @@ void check_desks(const Program& program) {
     const Space& space = program.spaces[place.space];
     return place.bytes == 0 || (space.kind == SpaceKind::host && place.offset >= space.persistent_bytes && place.end() <= space.bytes);
   };
-  if (!inside(program.desks[0]) || !inside(program.desks[1]) || !inside(program.spare))
+  if (!inside(program.staging[0]) || !inside(program.staging[1]) || !inside(program.spare))
     fail_program("memory that is used between runs lies over what lives then, or outside the arena");
-  bool beside_spare = false;  // what is on the desk while the spare memory is used
+  bool staged_in_memory = false;  // what is staged while the spare memory is used
   for (const Persistent& value : program.persistent) {
     if (!is_far(program, value.home) || value.home.bytes == 0) continue;
     const int64_t bytes = whole_sectors(value.home.bytes);
@@ -68,14 +68,14 @@ void check_desks(const Program& program) {
         fail_program("there is no memory to bring '{}' to the {} by", value.name, program.spaces[value.home.space].name);
       continue;
     }
-    beside_spare |= !is_in_file(value);
-    if (bytes > program.desks[0].bytes) fail_program("'{}' doesn't fit on the desk", value.name);
+    staged_in_memory |= !is_in_file(value);
+    if (bytes > program.staging[0].bytes) fail_program("'{}' doesn't fit in the staging area", value.name);
     if (value.purpose != Purpose::gradients) continue;
-    if (bytes > program.desks[1].bytes ||
-        (program.desks[0].space == program.desks[1].space && program.desks[0].offset + bytes > program.desks[1].offset))
+    if (bytes > program.staging[1].bytes ||
+        (program.staging[0].space == program.staging[1].space && program.staging[0].offset + bytes > program.staging[1].offset))
       fail_program("'{}' doesn't fit beside another", value.name);
   }
-  if (beside_spare && overlap(program.desks[0], program.spare)) fail_program("the spare memory lies over the desk");
+  if (staged_in_memory && overlap(program.staging[0], program.spare)) fail_program("the spare memory lies over the staging area");
 }
 
 // What an entry leaves to be done, another does.
@@ -102,14 +102,14 @@ void check_kept(const Program& program, const Entry& entry, const Graph& graph) 
     for (const ValueId value : *values) {
       const Place& place = entry.value_places[value];
       if (place.bytes == 0) continue;
-      covered |= overlap(place, program.desks[0]);
+      covered |= overlap(place, program.staging[0]);
       if (!is_far(program, place)) continue;
       staged = true;
-      if (place.bytes > program.desks[0].bytes)
-        fail_program("'{}', which '{}' keeps, doesn't fit on the desk", graph.value(value).name, entry.name);
+      if (place.bytes > program.staging[0].bytes)
+        fail_program("'{}', which '{}' keeps, doesn't fit in the staging area", graph.value(value).name, entry.name);
     }
   }
-  if (staged && covered) fail_program("the desk lies over what '{}' keeps", entry.name);
+  if (staged && covered) fail_program("the staging area lies over what '{}' keeps", entry.name);
 }
 
 }  // namespace ort_train::verifying

@@ -21,7 +21,7 @@ template <typename... Args> [[noreturn]] void fail_program(fmt::format_string<Ar
 // Its spaces, queues and what lives across runs; what the executor touches between runs; that each update is made.
 void check_program(const Program& program);
 
-// What an entry keeps in a device's memory is looked at on the desk, too, and nothing that it keeps in the host's lies there.
+// What an entry keeps in a device's memory is looked at in the staging area, too, and nothing that it keeps in the host's lies there.
 void check_kept(const Program& program, const Entry& entry, const Graph& graph);
 
 }  // namespace ort_train::verifying

@@ -82,14 +82,14 @@ Workers::~Workers() = default;
 void Workers::run(int64_t tasks, Call call, void* closure) { times_tasks_ ? run_timed(tasks, call, closure) : share(tasks, call, closure); }
 
 // Each thread takes the next task when it has done one: tasks begin in ascending order, and unequal ones balance.
-void Workers::share(int64_t tasks, Call call, void* closure, bool beside) {
+void Workers::share(int64_t tasks, Call call, void* closure, bool with_background) {
   if (tasks <= 1 || threads_ == 1) {
     const FloatEnvironment environment;
     for (int64_t task = 0; task < tasks; ++task) call(closure, task, 0);
     return;
   }
   std::atomic<int64_t> next{0}, done{0};
-  const bool has_aside = beside && impl_->oldest.load(std::memory_order_relaxed) < impl_->end;
+  const bool has_aside = with_background && impl_->oldest.load(std::memory_order_relaxed) < impl_->end;
   const auto take = [&](int) {
     const FloatEnvironment environment;
     const int worker = tbb::this_task_arena::current_thread_index();
@@ -149,7 +149,7 @@ void Workers::finish_aside(int32_t number) {
       const Rest& left = *static_cast<Rest*>(of);
       left.loop.call(left.closure, left.done + task, worker);
     };
-    share(loop.tasks - done, call, &rest, /*beside=*/false);
+    share(loop.tasks - done, call, &rest, /*with_background=*/false);
     impl.oldest.store(i + 1);
   }
 }

@@ -78,7 +78,7 @@ class Workers {
   void* aside_closure();  // of the next loop that is put aside; makes room for it
   void put(int32_t number, int64_t tasks, Call call);
   void run(int64_t tasks, Call call, void* closure);
-  void share(int64_t tasks, Call call, void* closure, bool beside = true);  // beside: what was put aside is done meanwhile
+  void share(int64_t tasks, Call call, void* closure, bool with_background = true);  // what was put aside is done meanwhile
   void run_timed(int64_t tasks, Call call, void* closure);
   struct Impl;
   std::unique_ptr<Impl> impl_;

@@ -12,7 +12,7 @@
 
 namespace ort_train {
 
-struct JobSize {
+struct ProcessFootprint {
   bool whole_process = false;  // else only what the library adds to a process
   bool disk = false;           // with a disk
   int threads = 1;
@@ -25,7 +25,7 @@ struct JobSize {
   int64_t merging_bytes = 0;   // what adding an adapter to its weight takes (frontend/adapters.h)
 };
 
-int64_t reserve_for(const JobSize& job);
+int64_t reserve_for(const ProcessFootprint& job);
 // The reserve, raised if the process is already larger than it allows. `resident` is without the arena. What is yet to come is more
 // before there is a plan: pages of code come in pieces of a size that the kernel chooses, so that two runs differ by 1 MB, and a job at
 // the smallest budget that another run has named must still fit.

@@ -90,6 +90,8 @@ void check_options(const Options& options) {
                  "limits pinned memory beside a GPU; the CPU device has no other memory than that of `budget`: leave it out");
   if (options.detect_anomaly && gpu_number(options.device) >= 0)
     throw error(ErrorCode::usage, "`detect_anomaly` looks at each node's results in the host's memory: use `device` cpu for it");
+  if (!options.dump_problem.empty() && gpu_number(options.device) >= 0)
+    throw error(ErrorCode::usage, "`dump_problem` writes what a plan for the CPU with a disk solves: use `device` cpu for it");
   if (options.nvme_budget < 0) throw refuse("nvme_budget", options.nvme_budget, "is negative");
   if (!options.nvme_path.empty() && !std::filesystem::is_directory(options.nvme_path))
     throw error(ErrorCode::io, "`nvme_path` {}: is no folder", options.nvme_path);

@@ -312,6 +312,16 @@ std::string save_checkpoint(const std::string& output_dir, const RunState& state
   return path;
 }
 
+std::optional<RunState> saved_state(const std::string& folder) {
+  try {
+    return state_of(read_manifest(folder).at("state"));
+  } catch (const std::bad_alloc&) {
+    throw;
+  } catch (const std::exception&) {
+    return std::nullopt;
+  }
+}
+
 Loaded load_checkpoint(const std::string& output_dir, const CheckpointContent& content, const Note& note, const std::string& nvme_path,
                        const BeforeLoad& before, const std::string& only) {
   std::string broken;                      // why the newest of them is

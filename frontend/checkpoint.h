@@ -97,6 +97,9 @@ using BeforeLoad = std::function<bool(const SlotTable* table, const std::string&
 Loaded load_checkpoint(const std::string& output_dir, const CheckpointContent& content, const Note& note, const std::string& nvme_path = {},
                        const BeforeLoad& before = nullptr, const std::string& only = {});
 
+// What the checkpoint in `folder` says of its run; none where it can't be read.
+std::optional<RunState> saved_state(const std::string& folder);
+
 // Paths of the checkpoints in output_dir that load_checkpoint() would take before `path`; all of them where `path` isn't there or empty.
 std::vector<std::string> checkpoints_newer_than(const std::string& output_dir, const std::string& path);
 

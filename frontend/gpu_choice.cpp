@@ -67,7 +67,7 @@ DeviceChoice on_gpu(Gpu& gpu, const Options& options, bool halves, int64_t besid
                        .compute = compute,
                        .link = {.read = link.up,
                                 .write = link.down,
-                                .together = std::clamp(link.both / link.up + link.both / link.down, 1.0, 2.0)},
+                                .duplex = std::clamp(link.both / link.up + link.both / link.down, 1.0, 2.0)},
                        .disk = {.read = kNoDisk, .write = kNoDisk},
                        .host_updates = true},
           .reserve = reserve,

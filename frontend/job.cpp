@@ -19,8 +19,6 @@
 namespace ort_train {
 namespace {
 
-int64_t divided_up(int64_t a, int64_t b) { return (a + b - 1) / b; }
-
 // All that stands in the way, at once.
 void refuse_obstacles(const Imported& imported) {
   std::string list;
@@ -79,13 +77,14 @@ std::string named(const std::string& name, const JobEntry& like) {
 
 }  // namespace
 
-Job::Job(const Options& options_, int64_t part_bytes, const KernelTable* kernels, Workers& workers,
+Job::Job(const Options& options_, const RunStart& start, int64_t part_bytes, const KernelTable* kernels, Workers& workers,
          std::function<void(const std::string&)> note)
     : options(options_),
       optimizer(make_optimizer(options.optim, options.optim_args)),
       adapting(adapter_settings(options)),
       workers_(workers),
-      note_(std::move(note)) {
+      note_(std::move(note)),
+      start_(start) {
   const Declared model = declared(options.model, control_net(options));
   data = open_data(options.data, options.model, options.token_type);
   binding = bind_inputs(model, options, *data.train);
@@ -128,16 +127,22 @@ void Job::divide_samples() {
     note_(fmt::format("the batch is {}: the data has no more samples", train_range.count));
     binding.batch = train_range.count;
   }
-  const int64_t remainder = train_range.count % binding.batch;
-  if (remainder > 0 && binding.batch_is_fixed) {
-    note_(fmt::format("the model's file fixes the batch at {}: {} of {} samples are left out in each epoch", binding.batch, remainder,
+  if (const int64_t left_out = train_range.count - batching(train_range).usable(); left_out > 0) {
+    note_(fmt::format("the model's file fixes the batch at {}: {} of {} samples are left out in each epoch", binding.batch, left_out,
                       train_range.count));
   }
-  const int64_t batches = train_range.count / binding.batch + (remainder > 0 && !binding.batch_is_fixed ? 1 : 0);
-  const int64_t steps = divided_up(batches, options.gradient_accumulation_steps);  // an epoch
-  total_steps =
-      options.max_steps > 0 ? options.max_steps : static_cast<int64_t>(std::ceil(options.num_train_epochs * static_cast<double>(steps)));
+  total_steps = options.max_steps > 0 ? options.max_steps
+                                      : static_cast<int64_t>(std::ceil(options.num_train_epochs * static_cast<double>(steps_of_epoch(0))));
 }
+
+int64_t Job::steps_of_epoch(int64_t index) const {
+  const Batching all = batching(train_range);
+  const int64_t left = all.usable() - std::min(index, all.usable()) / all.batch * all.batch;
+  return divided_up(divided_up(left, all.batch), options.gradient_accumulation_steps);
+}
+
+// A run that is resumed, perhaps with other settings, may begin anywhere in an epoch.
+bool Job::ends_an_epoch() const { return total_steps >= steps_of_epoch(0) || total_steps - start_.step >= steps_of_epoch(start_.index); }
 
 Batch Job::batch_of(const SampleRange& range, std::vector<int64_t> samples) const {
   Batch batch{.samples = std::move(samples)};
@@ -217,7 +222,7 @@ LossSpec Job::loss_spec() const {
   return spec;
 }
 
-OptimizerSpec Job::optimizer_spec(const Way& way) const {
+OptimizerSpec Job::optimizer_spec(const StepStrategy& strategy) const {
   return {.optimizer = optimizer,
           .weight_decay = options.weight_decay,
           .groups = groups,
@@ -227,7 +232,7 @@ OptimizerSpec Job::optimizer_spec(const Way& way) const {
           .rounds = options.bf16_full,
           .seed = options.seed,
           .accumulate = options.gradient_accumulation_steps > 1,
-          .deferred = way.is_deferred()};
+          .deferred = strategy.is_deferred()};
 }
 
 // What is read of the model once, whatever the batch.
@@ -343,7 +348,7 @@ void Job::add_train(EntrySet& set, const JobEntry& like, const OptimizerSpec& up
 
 void Job::add_evaluate(EntrySet& set, const LengthReport& length) {
   if (valid_range.data == nullptr) return;
-  const int64_t full = valid_range.count / binding.batch, rest = valid_range.count % binding.batch;
+  const int64_t full = valid_range.count / binding.batch, rest = batching(valid_range).remainder();
   if (full == 0 && binding.batch_is_fixed) {
     throw error(ErrorCode::data, "{}: has {} samples, fewer than the batch of {} that the model's file fixes", valid_range.data->path(),
                 valid_range.count, binding.batch);
@@ -355,7 +360,7 @@ void Job::add_evaluate(EntrySet& set, const LengthReport& length) {
     add_entry(set, std::move(entry));
   };
   if (full > 0) add(binding.batch, /*is_remainder=*/false);
-  if (rest > 0 && !binding.batch_is_fixed && (options.eval_batches == 0 || options.eval_batches > full)) add(rest, /*is_remainder=*/true);
+  if (rest > 0 && (options.eval_batches == 0 || options.eval_batches > full)) add(rest, /*is_remainder=*/true);
 }
 
 void Job::add_predict(EntrySet& set) {
@@ -369,8 +374,8 @@ void Job::add_predict(EntrySet& set) {
   add_entry(set, {.name = "predict", .job = build_predict_graph(forward(batch, length), model_outputs_, passes_), .batch = batch});
 }
 
-EntrySet Job::entries(const Way& way) {
-  EntrySet set{.way = way, .micro_batches = options.gradient_accumulation_steps};
+EntrySet Job::entries(const StepStrategy& strategy) {
+  EntrySet set{.strategy = strategy, .micro_batches = options.gradient_accumulation_steps};
   const bool is_first = !std::exchange(has_entries_, true);
   const std::vector<LengthReport> all = lengths.empty() ? std::vector{LengthReport{.share = 1}} : lengths;
   losses = loss_spec();
@@ -380,8 +385,8 @@ EntrySet Job::entries(const Way& way) {
     for (const Attachment& other : attached_)
       note_(fmt::format("{} {}: its weights stay as they are", other.is_loss ? "the loss is" : "the teacher is", other.path));
   }
-  OptimizerSpec update = optimizer_spec(way);
-  if (way.defer == Deferral::most) update.at_once = used_soon(main);  // the same weights for every shape: they share the sums
+  OptimizerSpec update = optimizer_spec(strategy);
+  if (strategy.defer == Deferral::most) update.at_once = used_soon(main);  // the same weights for every shape: they share the sums
   if (!packs_) packs_ = options.clip_per_layer ? Packs{} : choose_packs(main, losses, optimizer);  // a pack has one norm
   passes_.packs = *packs_;
   const PassOptions first = is_first ? first_passes() : passes_;
@@ -393,9 +398,8 @@ EntrySet Job::entries(const Way& way) {
       continue;  // that one comes with the plan
     throw error(ErrorCode::usage, "`dump_after` {}: no such pass ran; these did: {}", pass, fmt::join(ran_, ", "));
   }
-  const int64_t remainder = train_range.count % binding.batch;
-  const int64_t epoch_steps = divided_up(divided_up(train_range.count, binding.batch), options.gradient_accumulation_steps);
-  if (!binding.batch_is_fixed && remainder > 0 && total_steps >= epoch_steps) {
+  const int64_t remainder = batching(train_range).remainder();
+  if (remainder > 0 && ends_an_epoch()) {
     for (const LengthReport& length : all)
       add_train(set, {.batch = remainder, .length = length.length, .share = length.share, .remainder = true}, update, passes_);
   }
@@ -405,7 +409,7 @@ EntrySet Job::entries(const Way& way) {
   }
   for (const LengthReport& length : all) add_evaluate(set, length);
   add_predict(set);
-  if (way.together > 1) {
+  if (strategy.together > 1) {
     const auto add_joined = [&](const std::string& name, size_t of) {
       JobEntry entry = set.entries[of];
       entry.name = name;
@@ -454,10 +458,9 @@ std::vector<std::unique_ptr<Feed>> Job::feeds(const EntrySet& set) const {
 int64_t Job::data_bytes() const { return data.train->memory_bytes() + (data.valid ? data.valid->memory_bytes() : 0); }
 
 Window Job::window(int64_t epoch, int64_t index) const {
-  const int64_t samples = train_range.count;
-  const int64_t usable = binding.batch_is_fixed ? samples / binding.batch * binding.batch : samples;
+  const int64_t usable = batching(train_range).usable();
   if (index >= usable) return window(epoch + 1, 0);
-  const Shuffle shuffle(options.seed, epoch, samples);
+  const Shuffle shuffle(options.seed, epoch, train_range.count);
   Window window{.epoch = epoch, .index = index};
   while (static_cast<int64_t>(window.batches.size()) < options.gradient_accumulation_steps && window.index < usable) {
     std::vector<int64_t> batch;

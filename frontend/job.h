@@ -1,5 +1,5 @@
 // Job: what a trainer computes, before anything is planned: the model, read and bound; its data, losses and updates; the graphs of its
-// entry points and what feeds them. It knows nothing of memory. It refers to the options and the workers, which outlive it.
+// entry points and what feeds them. It knows nothing of memory. It refers to the options, the start and the workers, which outlive it.
 
 #pragma once
 
@@ -21,7 +21,9 @@
 #include "frontend/loss_scaling.h"
 #include "frontend/ort_train.h"
 #include "frontend/precision.h"
+#include "frontend/run_start.h"
 #include "frontend/schedule.h"
+#include "graph/rounding.h"
 #include "passes/entry_set.h"
 
 namespace ort_train {
@@ -30,6 +32,17 @@ namespace ort_train {
 struct SampleRange {
   DataSet* data = nullptr;
   int64_t begin = 0, count = 0;
+};
+
+// How an epoch's samples are divided into batches. The last batch may be smaller, unless the model's file fixes the size: then the samples
+// that don't fill one are left out.
+struct Batching {
+  int64_t samples = 0, batch = 1;
+  bool is_fixed = false;
+
+  int64_t usable() const { return is_fixed ? samples / batch * batch : samples; }
+  int64_t remainder() const { return usable() % batch; }  // samples of the smaller batch; 0: there is none
+  int64_t batches() const { return divided_up(usable(), batch); }
 };
 
 struct Batch {
@@ -47,14 +60,14 @@ struct Window {
 class Job {
  public:
   // Opens the data and binds the model's inputs. `part_bytes`: PassOptions::part_bytes. Throws Error: usage, data, unsupported.
-  Job(const Options& options, int64_t part_bytes, const KernelTable* kernels, Workers& workers,
+  Job(const Options& options, const RunStart& start, int64_t part_bytes, const KernelTable* kernels, Workers& workers,
       std::function<void(const std::string&)> note);
 
   // Sets what is known once the model has been read, below; does nothing a second time. Throws Error: unsupported, usage, data.
   void read_model() { forward(binding.batch, lengths.empty() ? 0 : lengths.front().length); }
-  // The graphs of all entry points, which go that way, each before the passes that a plan decides (finish()). Reads the model. Throws
+  // The graphs of all entry points of that strategy, each before the passes that a plan decides (finish()). Reads the model. Throws
   // Error: unsupported, usage, data.
-  EntrySet entries(const Way& way);
+  EntrySet entries(const StepStrategy& strategy);
   // No more calls of that: frees what they share.
   void end_planning() { forwards_.clear(); }
   // What fills the inputs of these, by entry; null where nothing does. They refer to the graphs. Throws Error(data).
@@ -62,6 +75,9 @@ class Job {
   // Whether a step uses weights so late that their updates may wait for that, with an entry set of Deferral::most.
   bool has_weights_used_late() const;
 
+  Batching batching(const SampleRange& range) const {
+    return {.samples = range.count, .batch = binding.batch, .is_fixed = binding.batch_is_fixed};
+  }
   Batch batch_of(const SampleRange& range, std::vector<int64_t> samples) const;
   // The samples of a step that begins there, in the epoch's order.
   Window window(int64_t epoch, int64_t index) const;
@@ -95,7 +111,7 @@ class Job {
   void settle_lengths();
   void settle_schedule();
   LossSpec loss_spec() const;
-  OptimizerSpec optimizer_spec(const Way& way) const;
+  OptimizerSpec optimizer_spec(const StepStrategy& strategy) const;
   PassOptions first_passes();
   const Graph& forward(int64_t batch, int64_t length);
   Imported import_for(const ImportOptions& import, int64_t length) const;
@@ -106,11 +122,15 @@ class Job {
   void add_evaluate(EntrySet& set, const LengthReport& length);
   void add_predict(EntrySet& set);
 
+  int64_t steps_of_epoch(int64_t index) const;  // from that sample on
+  bool ends_an_epoch() const;
+
   Workers& workers_;
   const std::function<void(const std::string&)> note_;
-  std::vector<Attachment> attached_;                       // other models that the losses read
-  PassOptions passes_;                                     // of all graphs
-  std::vector<std::string> ran_;                           // names of passes
+  std::vector<Attachment> attached_;  // other models that the losses read
+  PassOptions passes_;                // of all graphs
+  std::vector<std::string> ran_;      // names of passes
+  const RunStart& start_;
   bool model_read_ = false;                                // info and weights are there
   bool has_entries_ = false;                               // some were made
   size_t model_outputs_ = 0;                               // how many outputs the trained model has itself

@@ -113,13 +113,17 @@ void Loop::resume() {
     ++state_.epoch;
     state_.index = 0;
   }
+  if (const int64_t again = state_.index % job_.binding.batch; again > 0) {  // batches are counted from the epoch's beginning
+    state_.index -= again;
+    note(fmt::format("the batches have another size: {} samples come once more in this epoch", again));
+  }
   note(fmt::format("resumed from {} after step {}", loaded.path, state_.step));
 }
 
-void Loop::settle() {
+void Loop::prepare_to_read_weights() {
   prepare();
   if (anomalies_) anomalies_->set_place(fmt::format("after step {}", state_.step));
-  steps_.flush();
+  steps_.apply_deferred();
 }
 
 // --- what only reads --------------------------------------------------------------------------------------------------------------------
@@ -128,21 +132,21 @@ EvalReport Loop::evaluate() {
   if (job_.valid_range.data == nullptr) {
     throw error(ErrorCode::usage, "there is no held-out data to evaluate on: give `eval_steps`, or a folder with train and valid as data");
   }
-  settle();
+  prepare_to_read_weights();
   const Evaluated evaluated = steps_.evaluate(stop_);
   return {.step = state_.step, .loss = evaluated.loss, .batches = evaluated.batches};
 }
 
 std::string Loop::sample(const Continuation& wanted) {
   if (!job_.data.vocabulary) throw error(ErrorCode::usage, "text can be written only by a job whose data is text");
-  settle();
+  prepare_to_read_weights();
   return sample_text(job_, planned_.set, runtime_, wanted, stop_);
 }
 
 std::map<std::string, std::vector<float>> Loop::predict(const std::map<std::string, std::vector<int64_t>>& integers,
                                                         const std::map<std::string, std::vector<float>>& reals) {
   if (options_.predict_batch_size == 0) throw error(ErrorCode::usage, "predictions were not planned: set predict_batch_size");
-  settle();
+  prepare_to_read_weights();
   return predict_batch(planned_.set, runtime_, integers, reals);
 }
 
@@ -158,7 +162,7 @@ void Loop::observe(const EvalReport& evaluated) {
 
 void Loop::save(bool note_it) {
   runtime_.check_usable();
-  steps_.flush();
+  steps_.apply_deferred();
   StateFile* const slots = runtime_.fill_slots();
   const auto kept = static_cast<size_t>(kept_checkpoints(options_, slots != nullptr));
   checkpoint_ = save_checkpoint(options_.output_dir, state_, runtime_.content(), kept, slots);

@@ -40,7 +40,7 @@ class Loop {
   void prepare();  // takes the memory, once; throws, too, where that has failed before
   void begin();
   void resume();
-  void settle();  // prepares and makes the update that waits: what only reads then sees the weights behind the last step
+  void prepare_to_read_weights();  // prepares, and makes the deferred update, so that readers see the weights after the last step
   void check_newest() const;
   void check_space() const;
   void save(bool note_it);

@@ -189,7 +189,7 @@ void Loop::Training::step() {
   std::string wrong = scaling.update(scale, std::isfinite(result.grad_norm));
   if (!is_skipped) wrong = loop_.why_not_finite(result);
   if (!wrong.empty()) {
-    log_.step(report, summary_.eval_loss);
+    log_.step(report, kNoLoss);
     throw loop_.ended(ErrorCode::diverged, step, wrong);
   }
   state_.loss_scale = scale;
@@ -200,7 +200,7 @@ void Loop::Training::step() {
   state_.seconds = seconds_before_ + seconds_since(begin_);
   remember(state_, result.loss);
   if (is_skipped && !anomaly.empty()) tell(fmt::format("step {} is skipped: {}", step, anomaly));
-  if (!result.counts) tell(fmt::format("step {}: none of its labels counts, so nothing was learned from it", step));
+  if (!result.any_label_counted) tell(fmt::format("step {}: none of its labels counts, so nothing was learned from it", step));
   tell(loop_.callbacks_.on_step, report);
   const bool evaluates = !thrown_ && options_.eval_steps > 0 && (step % options_.eval_steps == 0 || step == loop_.job_.total_steps);
   log_.step(report, evaluates ? evaluate() : kNoLoss);

@@ -57,9 +57,9 @@ void MachineRates::measure_disk(int64_t memory) {
 StreamRates MachineRates::stream() const {
   return {.read = disk_.read,
           .write = disk_.write,
-          .together = disk_.together,
-          .beside = disk_.beside,
-          .slowed = disk_.slowed,
+          .duplex = disk_.duplex,
+          .while_computing = disk_.while_computing,
+          .compute_lost = disk_.compute_lost,
           .read_latency = disk_.read_latency,
           .write_latency = disk_.write_latency};
 }

@@ -27,7 +27,7 @@ class MachineRates {
   // Of the device that most is computed on.
   const ComputeRates& compute() const { return apart_ ? *apart_ : device_.rates; }
   const ComputeRates& processor() const { return device_.rates; }
-  void compute_apart(const ComputeRates& rates) { apart_ = rates; }
+  void compute_on_gpu(const ComputeRates& rates) { apart_ = rates; }
   const DiskRates& disk() const { return disk_; }  // zero where there is none
   StreamRates stream() const;
 

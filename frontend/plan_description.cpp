@@ -102,7 +102,7 @@ void Description::describe_step() {
     if (planned_.forecasts.empty()) continue;
     const StreamForecast& forecast = planned_.forecasts[index];
     step.stalled += times * forecast.stalled;
-    step.slowed += times * forecast.slowed;
+    step.contention += times * forecast.contention;
     step.read += times * forecast.read;
     step.write += times * forecast.write;
     report_.up_per_step += static_cast<int64_t>(times * static_cast<double>(forecast.bytes_up));
@@ -114,13 +114,13 @@ void Description::describe_step() {
   report_.stalled_milliseconds = step.stalled * 1e3;
   report_.reading_milliseconds = step.read * 1e3;
   report_.writing_milliseconds = step.write * 1e3;
-  report_.slowed_milliseconds = step.slowed * 1e3;
+  report_.slowed_milliseconds = step.contention * 1e3;
   report_.predicted_milliseconds = report_.computing_milliseconds + report_.stalled_milliseconds + report_.slowed_milliseconds;
-  const double disk = std::max({step.read, step.write, (step.read + step.write) / planned_.disk.together});
+  const double disk = std::max({step.read, step.write, (step.read + step.write) / planned_.disk.duplex});
   report_.bounded_by = step.compute >= disk ? "compute" : "disk";
   report_.bound_milliseconds = planned_.forecasts.empty() ? report_.computing_milliseconds : planned_.bound * 1e3;
-  report_.micro_batches_together = set_.way.together;
-  report_.updates_in_next_step = set_.way.is_deferred();
+  report_.micro_batches_together = set_.strategy.together;
+  report_.updates_in_next_step = set_.strategy.is_deferred();
   const DiskNeed need = disk_need(planned_.program, state_slots(options_));
   report_.disk_bytes = need.total();
   report_.state_bytes = need.state;
@@ -156,10 +156,10 @@ void Description::describe_moves() {
   const Graph& train = set_.entries[0].job.graph;
   const double batches = static_cast<double>(options_.gradient_accumulation_steps);
   // Counted in the graph of one micro-batch.
-  report_.saved_kept = set_.way.together * planned_.recomputed.kept;
-  report_.saved_kept_bytes = set_.way.together * planned_.recomputed.kept_bytes;
-  report_.saved_recomputed = set_.way.together * planned_.recomputed.again;
-  report_.saved_recomputed_bytes = set_.way.together * planned_.recomputed.again_bytes;
+  report_.saved_kept = set_.strategy.together * planned_.recomputed.kept;
+  report_.saved_kept_bytes = set_.strategy.together * planned_.recomputed.kept_bytes;
+  report_.saved_recomputed = set_.strategy.together * planned_.recomputed.again;
+  report_.saved_recomputed_bytes = set_.strategy.together * planned_.recomputed.again_bytes;
   for (NodeId id : planned_.recomputed.nodes) {
     if (viewed(train.node(id)) == kNone)
       report_.recompute_milliseconds += work_of(train, train.node(id), planned_.program.threads, compute_).seconds * batches * 1e3;

@@ -50,7 +50,7 @@ class JobPlanner {
         rates_(rates),
         note_(note),
         search_(
-            first_entries(job), [&job](const Way& way) { return job.entries(way); },
+            first_entries(job), [&job](const StepStrategy& strategy) { return job.entries(strategy); },
             search_options(job.options, on, device.workers().threads())) {
     made_.budget = options_.budget;
     for (const auto& feed : job_.feeds(search_.first())) feed_bytes_ += feed ? feed->memory_bytes() : 0;
@@ -67,11 +67,12 @@ class JobPlanner {
   bool has_room_for(const Program& program) const;
   void limit_to_machine(const Program& resident);
   std::optional<Placed> recomputing();
+  int64_t on_disk(const Program& program) const { return most_on_disk(disk_need(program, state_slots(options_)), before_, start_); }
   DiskLimits disk_limits(const Program& resident) const;
   std::optional<Placed> with_disk(const Placed& resident);
   void settle_pinning(const Program& program);
   [[noreturn]] void refuse(const Placed& resident);
-  [[noreturn]] void refuse_disk(int64_t disk_bytes) const;
+  [[noreturn]] void refuse_disk(int64_t disk_bytes, int64_t memory) const;
   PlannedJob adopt(Placed placed);
   bool is_within_budget() const { return made_.budget == 0 || made_.budget >= made_.least.budget; }
 
@@ -114,13 +115,13 @@ PlannedJob JobPlanner::on_device() {
   made_.size = {.threads = device_.workers().threads()};
   rates_.measure_processor(kTrial);
   memories.host_compute = rates_.processor();
-  rates_.compute_apart(memories.compute);
+  rates_.compute_on_gpu(memories.compute);
   if (!options_.nvme_path.empty()) {
     rates_.measure_disk(memories.host);
     made_.disk = rates_.disk();
     memories.disk = rates_.stream();
   }
-  ApartPlan plan = search_.apart(memories);
+  DiscretePlan plan = search_.discrete(memories);
   const int64_t pages = (whole_pages(plan.least_device) + on_.page - 1) / on_.page;
   made_.least = {.budget = made_.reserve + pages * on_.page, .op = "", .entry = ""};
   const auto refuse = [&](const std::string& what) {
@@ -139,21 +140,26 @@ PlannedJob JobPlanner::on_device() {
         "beside {} bytes of the GPU's memory this job takes more than {} bytes of the host's: give it more (`host_budget`), or a disk "
         "(`nvme_path`)",
         grouped(memories.device + made_.reserve), grouped(memories.host));
+  if (options_.nvme_budget > 0) {
+    before_ = state_before(options_);
+    const int64_t disk_bytes = on_disk(plan.placed->made.program);
+    if (disk_bytes > options_.nvme_budget) refuse_disk(disk_bytes, memories.device + made_.reserve);
+  }
   return adopt(std::move(*plan.placed));
 }
 
 PlannedJob JobPlanner::adopt(Placed placed) {
-  if (placed.roomy && has_room_for(*placed.roomy)) placed.made.program = std::move(*placed.roomy);
+  if (placed.overlapped && has_room_for(*placed.overlapped)) placed.made.program = std::move(*placed.overlapped);
   PlannedEntries planned = search_.adopt(std::move(placed));
   made_.set = std::move(planned.set);
   made_.program = std::move(planned.made.program);
   made_.forecasts = std::move(planned.made.forecasts);
   made_.bound = planned.made.bound;
   made_.recomputed = std::move(planned.recomputed);
-  if (made_.set.way.together == 1 && options_.dump_after.contains("micro_batches"))
+  if (made_.set.strategy.together == 1 && options_.dump_after.contains("micro_batches"))
     throw error(ErrorCode::usage, "`dump_after` micro_batches: this job's micro-batches go one after the other (`micro_batches` vertical)");
-  if (on_.make) made_.apart = on_.make(made_.program, made_.set.graphs());
-  const Device& computing = made_.apart ? *made_.apart : device_;
+  if (on_.make) made_.discrete_device = on_.make(made_.program, made_.set.graphs());
+  const Device& computing = made_.discrete_device ? *made_.discrete_device : device_;
   verify(made_.program, made_.set.graphs(), [&](SpaceKind kind) { return computing.kernels(kind); });
   job_.end_planning();
   return std::move(made_);
@@ -162,7 +168,7 @@ PlannedJob JobPlanner::adopt(Placed placed) {
 // What the program itself takes, now that kernels are prepared for a first plan, or for the one that is taken.
 void JobPlanner::settle_reserve(const Placed& placed, bool with_disk, bool is_planned) {
   const Program& program = placed.made.program;
-  JobSize& job = made_.size;
+  ProcessFootprint& job = made_.size;
   job = {.whole_process = options_.budget_is_process,
          .disk = with_disk,
          .threads = device_.workers().threads(),
@@ -187,7 +193,7 @@ void JobPlanner::settle_reserve(const Placed& placed, bool with_disk, bool is_pl
 
 Reserve JobPlanner::reserve() const {
   return [base = made_.reserve, size = made_.size](int64_t instructions) {
-    JobSize other = size;
+    ProcessFootprint other = size;
     other.instructions = instructions;
     return base + reserve_for(other) - reserve_for(size);
   };
@@ -226,14 +232,13 @@ std::optional<Placed> JobPlanner::recomputing() {
 // --- with a disk ------------------------------------------------------------------------------------------------------------------------
 
 DiskLimits JobPlanner::disk_limits(const Program& resident) const {
-  const int slots = state_slots(options_);
   return {
       .budget = made_.budget,
       .reserve = reserve(),
       .disk_bytes = options_.nvme_budget,
       .updates_can_wait_longer = job_.has_weights_used_late(),
-      .on_disk = [this, slots](const Program& program) { return most_on_disk(disk_need(program, slots), before_, start_); },
-      .expected_on_disk = [this, slots, &resident](
+      .on_disk = [this](const Program& program) { return on_disk(program); },
+      .expected_on_disk = [this, slots = state_slots(options_), &resident](
                               const StreamOutlook& outlook) { return most_on_disk(disk_need(outlook, resident, slots), before_, start_); }};
 }
 
@@ -244,18 +249,24 @@ std::optional<Placed> JobPlanner::with_disk(const Placed& resident) {
   if (options_.nvme_budget > 0) before_ = state_before(options_);
   const DiskLimits limits = disk_limits(resident.made.program);
   DiskSearch search(search_, resident, limits);
-  const auto is_refused = [&] {
+  const auto take_least = [&] {
     if (search.least().budget < made_.least.budget) made_.least = search.least();
-    return !is_within_budget();
   };
-  if (!search.least_can_wait() && (is_refused() || search.fits())) return std::nullopt;
+  const bool least_first = !search.finds_least_meanwhile();
+  if (least_first) {
+    take_least();
+    if (!is_within_budget() || search.fits()) return std::nullopt;
+  }
   const int64_t memory = made_.budget - made_.reserve;
   if (search.may_pin() && may_pin(memory)) made_.pinning = whole_pages(pinning_bytes(memory));
   rates_.measure_disk(memory - made_.pinning);
   made_.disk = rates_.disk();
   DiskPlan plan = search.best(rates_.compute(), rates_.stream(), made_.pinning, /*dumps=*/!options_.dump_problem.empty());
-  if (search.least_can_wait() && is_refused()) return std::nullopt;
-  if (!plan.placed) refuse_disk(plan.disk_bytes);
+  if (!least_first) {
+    take_least();
+    if (!is_within_budget()) return std::nullopt;
+  }
+  if (!plan.placed) refuse_disk(plan.disk_bytes, made_.budget);
   if (!plan.problems.empty()) {
     make_folders(folder_of(options_.dump_problem));
     replace_file(options_.dump_problem, plan.problems);
@@ -292,7 +303,7 @@ void JobPlanner::refuse(const Placed& resident) {
               least.set_by(), more);
 }
 
-void JobPlanner::refuse_disk(int64_t disk_bytes) const {
+void JobPlanner::refuse_disk(int64_t disk_bytes, int64_t memory) const {
   const int slots = state_slots(options_);
   const std::string fewer = slots > 2
                                 ? fmt::format(" (`save_total_limit` {}: {} slots for each weight and its optimizer state; 1 takes two)",
@@ -302,7 +313,7 @@ void JobPlanner::refuse_disk(int64_t disk_bytes) const {
                                                          grouped(before_.held), options_.output_dir)
                                            : std::string();
   throw error(ErrorCode::budget, "within {} bytes of memory this job takes up to {} bytes on the disk{}, more than `nvme_budget` {}{}",
-              grouped(made_.budget), grouped(disk_bytes), old, options_.nvme_budget, fewer);
+              grouped(memory), grouped(disk_bytes), old, options_.nvme_budget, fewer);
 }
 
 }  // namespace

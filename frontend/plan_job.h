@@ -18,17 +18,17 @@
 namespace ort_train {
 
 struct PlannedJob {
-  EntrySet set;                             // with the planned graphs
-  Program program;                          // verified
-  std::unique_ptr<Device> apart{};          // with memory of its own, for that program; null: it runs on the processor
-  std::vector<StreamForecast> forecasts{};  // by entry; empty where everything is in memory
-  double bound = 0;                         // seconds of an optimizer step, with the disk
-  Recomputed recomputed{};                  // of the first entry
-  Least least{};                            // the smallest budget that would do
-  int64_t budget = 0;                       // bytes; 0: none
-  bool budget_is_machines = false;          // it is what the machine had left, not the user's
-  DiskRates disk{};                         // as it was measured; zero where there is none
-  JobSize size{};
+  EntrySet set;                               // with the planned graphs
+  Program program;                            // verified
+  std::unique_ptr<Device> discrete_device{};  // with memory of its own, for that program; null: it runs on the processor
+  std::vector<StreamForecast> forecasts{};    // by entry; empty where everything is in memory
+  double bound = 0;                           // seconds of an optimizer step, with the disk
+  Recomputed recomputed{};                    // of the first entry
+  Least least{};                              // the smallest budget that would do
+  int64_t budget = 0;                         // bytes; 0: none
+  bool budget_is_machines = false;            // it is what the machine had left, not the user's
+  DiskRates disk{};                           // as it was measured; zero where there is none
+  ProcessFootprint size{};
   std::string device{};  // its name, where the program is for one with memory of its own
   int64_t reserve = 0;   // bytes of the budget that aren't the arena's
   int64_t pinning = 0;   // of these: what the kernel takes to pin the arena; 0 where it isn't pinned

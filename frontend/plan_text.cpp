@@ -47,10 +47,10 @@ std::string plan_text(const Job& job, const PlannedJob& planned, const MachineRa
   std::string text =
       fmt::format("machine     {} · {:.0f} GFLOP/s · {:.0f} GB/s", machine, report.machine_flops / 1e9, compute.bytes_per_second / 1e9);
   if (report.disk_bytes > 0)
-    text += fmt::format(" · disk {}/s read, {}/s written{}, beside computing {}/s, {}/s", shown_bytes(planned.disk.read),
-                        shown_bytes(planned.disk.write),
-                        planned.disk.together >= kTogether ? fmt::format(" ({:.1f} x at once)", planned.disk.together) : "",
-                        shown_bytes(planned.disk.read * planned.disk.beside), shown_bytes(planned.disk.write * planned.disk.beside));
+    text += fmt::format(
+        " · disk {}/s read, {}/s written{}, beside computing {}/s, {}/s", shown_bytes(planned.disk.read), shown_bytes(planned.disk.write),
+        planned.disk.duplex >= kTogether ? fmt::format(" ({:.1f} x at once)", planned.disk.duplex) : "",
+        shown_bytes(planned.disk.read * planned.disk.while_computing), shown_bytes(planned.disk.write * planned.disk.while_computing));
   text += fmt::format("\nplan        in {:.1f} s · batch {}{} · {} entry points · smallest budget {} bytes", report.seconds,
                       job.binding.batch, job.binding.sequence > 0 ? fmt::format(" x {}", job.binding.sequence) : "",
                       planned.set.entries.size(), report.minimum_budget);
@@ -74,8 +74,8 @@ std::string plan_text(const Job& job, const PlannedJob& planned, const MachineRa
   if (report.parts > 0)
     text += fmt::format("parts       {} weight{} in {} parts of up to {}\n", report.divided, report.divided == 1 ? "" : "s", report.parts,
                         shown(report.part_bytes));
-  if (planned.set.way.together > 1)
-    text += fmt::format("order       vertical: {} micro-batches of {} go through the model together\n", planned.set.way.together,
+  if (planned.set.strategy.together > 1)
+    text += fmt::format("order       vertical: {} micro-batches of {} go through the model together\n", planned.set.strategy.together,
                         options.gradient_accumulation_steps);
   if (!report.lengths.empty()) {
     std::vector<std::string> shares;
@@ -83,7 +83,7 @@ std::string plan_text(const Job& job, const PlannedJob& planned, const MachineRa
     text += fmt::format("lengths     {} of the batches\n", fmt::join(shares, ", "));
   }
   if (report.groups.size() > 1) text += shown_groups(report.groups);
-  if (planned.set.way.is_deferred()) text += "updates     in the next step, each before the first use of its weight\n";
+  if (planned.set.strategy.is_deferred()) text += "updates     in the next step, each before the first use of its weight\n";
   text += fmt::format("step        {} predicted, {:.3g} GFLOP · {} steps\n", shown_duration(report.predicted_milliseconds),
                       report.flops_per_step / 1e9, job.total_steps);
   const std::string disk =

@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <filesystem>
+#include <optional>
 #include <vector>
 
 #include "frontend/checkpoint.h"
@@ -53,6 +54,9 @@ RunStart choose_start(const Options& options) {
       throw error(ErrorCode::usage,
                   "{}: there is no checkpoint to resume from (`resume_from_checkpoint` auto begins afresh where there is none)",
                   options.output_dir);
+  }
+  if (start.is_resumed()) {
+    if (const std::optional<RunState> state = saved_state(start.checkpoint)) start.step = state->step, start.index = state->index;
   }
   return start;
 }

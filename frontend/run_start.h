@@ -13,6 +13,8 @@ struct RunStart {
   std::string checkpoint{};  // the newest, or the one that was named; empty: the run begins afresh
   bool is_named = false;     // that one and no other
   bool is_branch = false;    // the run goes on beside checkpoints that aren't its own
+  // RunState's, of the checkpoint; 0 where its manifest can't be read.
+  int64_t step = 0, index = 0;
   bool is_resumed() const { return !checkpoint.empty(); }
 };
 

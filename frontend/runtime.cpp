@@ -64,7 +64,7 @@ Runtime::Runtime(Job& job, PlannedJob& planned, CpuDevice& device, const Note& n
       planned_(planned),
       processor_(device),
       note_(note),
-      executor_(planned.program, planned.set.graphs(), planned.apart ? *planned.apart : device) {
+      executor_(planned.program, planned.set.graphs(), planned.discrete_device ? *planned.discrete_device : device) {
   if (job.options.op_times.empty()) return;
   Device& runs = this->device();
   op_times_.emplace(
@@ -168,7 +168,7 @@ bool Runtime::open_files(const RunStart& start, const SavedSlots& saved) {
 // By the driver's count, now that everything is loaded: what the plan says is a promise.
 void Runtime::check_device_memory() const {
   const int64_t used = used_device_bytes(), budget = job_.options.budget;
-  if (planned_.apart == nullptr || budget == 0 || used <= budget) return;
+  if (planned_.discrete_device == nullptr || budget == 0 || used <= budget) return;
   const int64_t over = used - budget, least = planned_.least.budget + over;
   throw LateMemory(
       fmt::format("the GPU's memory holds {} bytes with all that the libraries have loaded, {} more than `budget` {}: the smallest budget "

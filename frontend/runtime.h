@@ -66,8 +66,8 @@ class Runtime {
   std::span<std::byte> place(size_t entry, ValueId value) const;  // of an input; empty where nobody reads it
   std::span<const std::byte> bytes(size_t entry, ValueId value) const { return executor_.bytes(entry, value); }
   float scalar(size_t entry, ValueId value) const;
-  std::span<std::byte> persistent(const std::string& name, int desk = 0) const { return executor_.persistent(name, desk); }
-  void changed(const std::string& name, int desk = 0) const { executor_.changed(name, desk); }
+  std::span<std::byte> persistent(const std::string& name, int area = 0) const { return executor_.persistent(name, area); }
+  void changed(const std::string& name, int area = 0) const { executor_.changed(name, area); }
   // Where a parameter of the model is: itself, its parts in order, or a piece of a pack; or nowhere.
   std::vector<Slice> slices_of(const std::string& parameter) const;
   bool read_parameter(const std::string& name, const ByteSink& sink) const;  // as WeightBytes; false where no entry holds it
@@ -88,7 +88,7 @@ class Runtime {
   int64_t used_device_bytes() const { return device().used_bytes(); }
 
  private:
-  Device& device() const { return planned_.apart ? *planned_.apart : processor_; }
+  Device& device() const { return planned_.discrete_device ? *planned_.discrete_device : processor_; }
   void collect_tensors();
   std::string load_weight(const Weight& weight, const std::vector<Slice>& slices);
   std::string load_blocks(const Weight& weight, const std::vector<Slice>& slices);

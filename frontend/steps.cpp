@@ -29,19 +29,19 @@ const JobEntry& Steps::entry_for(EntryWanted wanted, const Batch& batch, size_t*
   return set.entries[*index];
 }
 
-// An entry of a step makes the update that waits, if one does; before another runs, flush() has.
+// An entry of a step makes the update that was deferred, if one was; before another runs, apply_deferred() has.
 bool Steps::run(size_t index, const std::atomic<bool>* until) {
-  const JobGraph& job = planned_.set.entries[index].job;
-  require(!pending_ || !job.pending_scalars.empty(), "an update that waits would be lost");
+  const EntryGraph& job = planned_.set.entries[index].job;
+  require(!deferred_ || !job.deferred_scalars.empty(), "a deferred update would be lost");
   runtime_.check_usable();
-  if (pending_) set_update(index, job.pending_scalars, job.pending_loss_scale, *pending_);
+  if (deferred_) set_update(index, job.deferred_scalars, job.deferred_loss_scale, *deferred_);
   if (!runtime_.run(index, until)) return false;
-  pending_.reset();
+  deferred_.reset();
   return true;
 }
 
-void Steps::flush() {
-  if (pending_) run(static_cast<size_t>(planned_.set.find({.kind = EntryKind::update})));
+void Steps::apply_deferred() {
+  if (deferred_) run(static_cast<size_t>(planned_.set.find({.kind = EntryKind::update})));
 }
 
 Feed::Places Steps::places(size_t index) const {
@@ -78,9 +78,9 @@ void Steps::set_random(size_t index, ValueId input, int64_t number, int64_t firs
   std::memcpy(to.data(), numbers.data(), to.size());
 }
 
-// What the losses' gradients begin with.
-void Steps::set_seed(size_t index, const LossMeans& means, float loss_scale) {
-  const JobGraph& job = planned_.set.entries[index].job;
+// Each loss's gradient begins with its weight / number of counted labels.
+void Steps::set_loss_gradients(size_t index, const LossMeans& means, float loss_scale) {
+  const EntryGraph& job = planned_.set.entries[index].job;
   for (size_t i = 0; i < job.losses.size(); ++i) {
     const double counted = means.counted[i];
     set_number(index, job.losses[i].inverse_count, counted > 0 ? static_cast<float>(job.losses[i].weight / counted) : 0.0f);
@@ -91,61 +91,55 @@ void Steps::set_seed(size_t index, const LossMeans& means, float loss_scale) {
 // --- a step -----------------------------------------------------------------------------------------------------------------------------
 
 StepResult Steps::step(const Window& window, int64_t number, const UpdateNumbers& update, bool save) {
-  const EntrySet& set = planned_.set;
-  const bool accumulate = set.micro_batches > 1;
-  const auto wanted = [&] { return EntryWanted{.kind = EntryKind::train, .completes_update = pending_.has_value()}; };
-  size_t index = 0;
-  LossMeans means(set.entries[0].job.losses);
-  for (const Batch& batch : window.batches) {
-    const JobEntry& entry = entry_for(wanted(), batch, &index);
-    means.count_batch(entry.job.losses, static_cast<int64_t>(batch.samples.size()), 1);
-    if (accumulate) feeds_[index]->count(batch.samples, means.counted);
-  }
+  LossMeans means = count_labels(window.batches);
+  size_t last = 0;    // the entry that ran last
   int64_t first = 0;  // samples of the window before this batch
   std::span<const Batch> left = window.batches;
+  const auto together = static_cast<size_t>(planned_.set.strategy.together);
   const auto is_full = [&](const Batch& batch) { return static_cast<int64_t>(batch.samples.size()) == job_.binding.batch; };
-  for (const auto many = static_cast<size_t>(set.way.together); many > 1 && left.size() >= many; left = left.subspan(many)) {
-    const auto batches = left.first(many);
+  for (; together > 1 && left.size() >= together; left = left.subspan(together)) {
+    const auto batches = left.first(together);
     if (!std::all_of(batches.begin(), batches.end(), is_full)) break;
-    EntryWanted joined = wanted();
-    joined.joined = true;
-    index = static_cast<size_t>(set.find(joined));
-    run_together(index, batches, number, first, update.loss_scale, means);
-    first += set.way.together * job_.binding.batch;
+    last = run_joined(batches, number, first, update.loss_scale, means);
+    first += static_cast<int64_t>(together) * job_.binding.batch;
   }
   for (const Batch& batch : left) {
-    entry_for(wanted(), batch, &index);
-    run_batch(index, batch, number, first, update, means);
+    last = run_batch(batch, number, first, update, means);
     first += static_cast<int64_t>(batch.samples.size());
   }
-  const auto save_gradients = [&] { write_gradients(job_, planned_, runtime_, index, update.loss_scale); };
-  const bool used_up = accumulate && !set.way.is_deferred();  // the update clears the sums
-  if (save && used_up) save_gradients();
-  if (set.way.is_deferred()) {
-    pending_ = update;
-  } else if (accumulate) {
-    index = static_cast<size_t>(set.find({.kind = EntryKind::update}));
-    set_update(index, set.entries[index].job.scalars, set.entries[index].job.loss_scale, update);
-    run(index);
-  }
-  const float norm = runtime_.scalar(index, set.entries[index].job.grad_norm);
-  if (save && !used_up) save_gradients();  // after the norm: it may use the memory
-  return {.loss = means.loss(), .grad_norm = static_cast<double>(unscaled_norm(norm, update.loss_scale)), .counts = means.counts()};
+  return finish_step(last, update, save, means);
 }
 
-void Steps::run_batch(size_t index, const Batch& batch, int64_t number, int64_t first, const UpdateNumbers& update, LossMeans& means) {
-  const JobGraph& job = planned_.set.entries[index].job;
+// What the losses of a window are divided by. Of labels that are counted, with one micro-batch its entry's feed counts them itself.
+LossMeans Steps::count_labels(std::span<const Batch> batches) {
+  LossMeans means(planned_.set.entries[0].job.losses);
+  for (const Batch& batch : batches) {
+    size_t index = 0;
+    const JobEntry& entry = entry_for(train_entry(), batch, &index);
+    means.count_batch(entry.job.losses, static_cast<int64_t>(batch.samples.size()), 1);
+    if (planned_.set.micro_batches > 1) feeds_[index]->count(batch.samples, means.counted);
+  }
+  return means;
+}
+
+size_t Steps::run_batch(const Batch& batch, int64_t number, int64_t first, const UpdateNumbers& update, LossMeans& means) {
+  size_t index = 0;
+  const EntryGraph& job = entry_for(train_entry(), batch, &index).job;
   std::vector<double> here(means.counted.size());
   feeds_[index]->fill(batch.samples, places(index), here);
   if (planned_.set.micro_batches == 1) means.add_labels(here);
-  set_seed(index, means, update.loss_scale);
+  set_loss_gradients(index, means, update.loss_scale);
   set_random(index, job.graph.find_value(kRandomInput), number, first, static_cast<int64_t>(batch.samples.size()));
   set_update(index, job.scalars, job.loss_scale, update);
   run(index);
   means.add_losses(job.losses, here, scalars(index));
+  return index;
 }
 
-void Steps::run_together(size_t index, std::span<const Batch> batches, int64_t number, int64_t first, float loss_scale, LossMeans& means) {
+size_t Steps::run_joined(std::span<const Batch> batches, int64_t number, int64_t first, float loss_scale, LossMeans& means) {
+  EntryWanted wanted = train_entry();
+  wanted.joined = true;
+  const auto index = static_cast<size_t>(planned_.set.find(wanted));
   const JobEntry& entry = planned_.set.entries[index];
   Feed& feed = *feeds_[0];  // one micro-batch's
   const ValueId random = entry.job.graph.find_value(kRandomInput);
@@ -156,10 +150,31 @@ void Steps::run_together(size_t index, std::span<const Batch> batches, int64_t n
         batches[i].samples, [&](ValueId value) { return runtime_.place(index, entry.together[i][value]); }, here[i]);
     if (random != kNone) set_random(index, entry.together[i][random], number, first + static_cast<int64_t>(i) * samples, samples);
   }
-  set_seed(index, means, loss_scale);
+  set_loss_gradients(index, means, loss_scale);
   run(index);
   for (size_t i = 0; i < batches.size(); ++i)
     means.add_losses(entry.job.losses, here[i], [&](ValueId value) { return runtime_.scalar(index, entry.together[i][value]); });
+  return index;
+}
+
+// Makes the update, or defers it, unless the entry that ran last has made it.
+StepResult Steps::finish_step(size_t index, const UpdateNumbers& update, bool save, const LossMeans& means) {
+  const EntrySet& set = planned_.set;
+  const bool accumulate = set.micro_batches > 1;
+  const auto save_gradients = [&] { write_gradients(job_, planned_, runtime_, index, update.loss_scale); };
+  const bool used_up = accumulate && !set.strategy.is_deferred();  // the update clears the sums
+  if (save && used_up) save_gradients();
+  if (set.strategy.is_deferred()) {
+    deferred_ = update;
+  } else if (accumulate) {
+    index = static_cast<size_t>(set.find({.kind = EntryKind::update}));
+    set_update(index, set.entries[index].job.scalars, set.entries[index].job.loss_scale, update);
+    run(index);
+  }
+  const float norm = runtime_.scalar(index, set.entries[index].job.grad_norm);
+  if (save && !used_up) save_gradients();  // after the norm: it may use the memory
+  return {
+      .loss = means.loss(), .grad_norm = static_cast<double>(unscaled_norm(norm, update.loss_scale)), .any_label_counted = means.counts()};
 }
 
 // --- an evaluation ----------------------------------------------------------------------------------------------------------------------
@@ -169,7 +184,7 @@ Evaluated Steps::evaluate(const std::atomic<bool>& stop) {
   const int64_t batch_size = job_.binding.batch, most = job_.options.eval_batches;
   Evaluated result{.loss = std::numeric_limits<double>::quiet_NaN()};
   LossMeans means(planned_.set.entries[0].job.losses);
-  const int64_t usable = job_.binding.batch_is_fixed ? range.count / batch_size * batch_size : range.count;
+  const int64_t usable = job_.batching(range).usable();
   for (int64_t at = 0; at < usable && (most == 0 || result.batches < most); ++result.batches) {
     std::vector<int64_t> taken;
     for (; static_cast<int64_t>(taken.size()) < batch_size && at < usable; ++at) taken.push_back(range.begin + at);

@@ -24,7 +24,7 @@ struct UpdateNumbers {
 
 struct StepResult {
   double loss = 0, grad_norm = 0;  // as they are without loss scaling
-  bool counts = true;              // false: all labels were ignored
+  bool any_label_counted = true;
 };
 
 struct Evaluated {
@@ -37,11 +37,11 @@ class Steps {
   // All three outlive it.
   Steps(const Job& job, const PlannedJob& planned, Runtime& runtime);
 
-  // The optimizer step of that number. Its update may wait: what reads weights then calls flush() first. `save_gradients`: writes
-  // Options::save_gradients.
+  // The optimizer step of that number. Its update may be deferred: what reads weights then calls apply_deferred() first. `save_gradients`:
+  // writes Options::save_gradients.
   StepResult step(const Window& window, int64_t number, const UpdateNumbers& update, bool save_gradients);
-  // Makes the update that waits, if one does.
-  void flush();
+  // Makes the update that is deferred, if one is.
+  void apply_deferred();
   // On the held-out samples; `stop` ends it.
   Evaluated evaluate(const std::atomic<bool>& stop);
 
@@ -50,12 +50,15 @@ class Steps {
   bool run(size_t index, const std::atomic<bool>* until = nullptr);
   Feed::Places places(size_t index) const;
   std::function<float(ValueId)> scalars(size_t index) const;
-  // One micro-batch, or several that go together. `first`: samples of the window before it.
-  void run_batch(size_t index, const Batch& batch, int64_t number, int64_t first, const UpdateNumbers& update, LossMeans& means);
-  void run_together(size_t index, std::span<const Batch> batches, int64_t number, int64_t first, float loss_scale, LossMeans& means);
+  EntryWanted train_entry() const { return {.kind = EntryKind::train, .completes_update = deferred_.has_value()}; }
+  LossMeans count_labels(std::span<const Batch> batches);
+  // One micro-batch, or several that go together; which entry ran. `first`: samples of the window before it.
+  size_t run_batch(const Batch& batch, int64_t number, int64_t first, const UpdateNumbers& update, LossMeans& means);
+  size_t run_joined(std::span<const Batch> batches, int64_t number, int64_t first, float loss_scale, LossMeans& means);
+  StepResult finish_step(size_t index, const UpdateNumbers& update, bool save, const LossMeans& means);
   // Inputs; kNone: nothing.
   void set_number(size_t index, ValueId input, float number);
-  void set_seed(size_t index, const LossMeans& means, float loss_scale);
+  void set_loss_gradients(size_t index, const LossMeans& means, float loss_scale);
   void set_update(size_t index, const std::vector<ValueId>& scalars, ValueId loss_scale, const UpdateNumbers& update);
   void set_random(size_t index, ValueId input, int64_t number, int64_t first, int64_t samples);
 
@@ -63,7 +66,7 @@ class Steps {
   const PlannedJob& planned_;
   Runtime& runtime_;
   const std::vector<std::unique_ptr<Feed>> feeds_;  // by entry
-  std::optional<UpdateNumbers> pending_;            // the update that waits
+  std::optional<UpdateNumbers> deferred_;           // the update that is yet to be made
 };
 
 }  // namespace ort_train

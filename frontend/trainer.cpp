@@ -78,7 +78,7 @@ void Trainer::Impl::build() {
     refuse_other_arithmetic();
     gpu = open_gpu(number);
   }
-  job.emplace(options, on.part_bytes, gpu ? &gpu->kernels() : on.kernels, workers, note);
+  job.emplace(options, start, on.part_bytes, gpu ? &gpu->kernels() : on.kernels, workers, note);
   if (gpu) {
     job->read_model();
     on = on_gpu(*gpu, options, /*halves=*/is_half(job->products), kept_by_libraries, workers.threads(), note);

@@ -18,7 +18,7 @@ namespace {
 
 constexpr int64_t kRequest = int64_t{8} << 20;  // longer than any block tried; less where four buffers of it are too much
 
-constexpr int64_t kSmall = int64_t{64} << 10;  // as the smallest of what goes to the disk
+constexpr int64_t kSmall = int64_t{64} << 10;  // as the smallest activation that goes to the disk; packs of weights may be half as large
 
 struct Setting {
   int64_t block_bytes;
@@ -120,7 +120,7 @@ template <typename IsOver> double pace(const std::function<void()>& work, IsOver
 }
 
 struct Shares {
-  double together = 1, beside = 1, slowed = 0;
+  double duplex = 1, while_computing = 1, compute_lost = 0;
 };
 
 // What reads and writes leave each other, and transfers and `work`: by turns alone and beside each other, since a machine's pace changes
@@ -155,10 +155,10 @@ Shares measure_shares(Trial& trial, DiskEngine& engine, double seconds, const st
     beside.push_back(share(both));
     slowed.push_back(1 - meanwhile / alone);
   }
-  Shares shares{.together = std::clamp(median(together), 1.0, 2.0)};
+  Shares shares{.duplex = std::clamp(median(together), 1.0, 2.0)};
   if (!work) return shares;
-  shares.beside = std::clamp(median(beside) / shares.together, kLeast, 1.0);
-  shares.slowed = std::clamp(median(slowed), 0.0, kMost * shares.beside);  // more would be worse than one after the other
+  shares.while_computing = std::clamp(median(beside) / shares.duplex, kLeast, 1.0);
+  shares.compute_lost = std::clamp(median(slowed), 0.0, kMost * shares.while_computing);  // more would be worse than one after the other
   return shares;
 }
 
@@ -209,7 +209,7 @@ DiskRates measure_disk(const std::string& folder, const DiskTrial& trial) {
                   .depth = best.depth,
                   .buffer_bytes = trial.buffer_bytes};
   const Shares shares = measure_shares(run, engine, trial.seconds, trial.work);
-  rates.together = shares.together, rates.beside = shares.beside, rates.slowed = shares.slowed;
+  rates.duplex = shares.duplex, rates.while_computing = shares.while_computing, rates.compute_lost = shares.compute_lost;
   rates.read_latency = run.latency(engine, false, rates.read, trial.seconds / 30);
   rates.write_latency = run.latency(engine, true, rates.write, trial.seconds / 30);
   return rates;

@@ -23,10 +23,10 @@ double median(std::vector<double> values);
 // run.
 struct DiskRates {
   double read = 0, write = 0;  // one of them, while nothing is computed
-  double together = 1;         // both at once: the sum of the shares of these rates that each reaches, from 1 to 2
+  double duplex = 1;           // both at once: the sum of the shares of these rates that each reaches, from 1 to 2
   // Computing and transfers share memory, and cores where a drive is emulated or bytes are checked. The share of the rates that is left
   // beside computing, and that of computing that is lost meanwhile, where as much is read as written, both at once.
-  double beside = 1, slowed = 0;
+  double while_computing = 1, compute_lost = 0;
   double read_latency = 0, write_latency = 0;  // seconds that a small request takes beyond its bytes, where no other is under way
   int64_t block_bytes = 0;                     // for DiskOptions
   int depth = 0;

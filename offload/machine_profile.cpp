@@ -47,9 +47,9 @@ double at_most_one(const nlohmann::json& json, const char* name) {
 DiskRates disk_of(const nlohmann::json& json) {
   DiskRates rates{.read = rate(json, "read"),
                   .write = rate(json, "write"),
-                  .together = rate(json, "together"),
-                  .beside = at_most_one(json, "beside"),
-                  .slowed = at_most_one(json, "slowed"),
+                  .duplex = rate(json, "together"),
+                  .while_computing = at_most_one(json, "beside"),
+                  .compute_lost = at_most_one(json, "slowed"),
                   .read_latency = at_most_one(json, "read_latency"),
                   .write_latency = at_most_one(json, "write_latency"),
                   .block_bytes = json.at("block_bytes").get<int64_t>(),
@@ -60,8 +60,8 @@ DiskRates disk_of(const nlohmann::json& json) {
   if (rates.block_bytes < piece || rates.block_bytes > (int64_t{64} << 20) || rates.block_bytes % piece != 0 || rates.depth < 1 ||
       rates.depth > 256)
     throw std::out_of_range("block_bytes, depth");
-  if (rates.together < 1 || rates.together > 2) throw std::out_of_range("together");
-  if (rates.slowed >= rates.beside) throw std::out_of_range("slowed");
+  if (rates.duplex < 1 || rates.duplex > 2) throw std::out_of_range("together");
+  if (rates.compute_lost >= rates.while_computing) throw std::out_of_range("slowed");
   return rates;
 }
 
@@ -119,9 +119,9 @@ void save_profile(const std::string& path, const MachineProfile& profile) {
   for (const auto& [key, rates] : profile.disks) {
     json["disks"][key] = {{"read", rates.read},
                           {"write", rates.write},
-                          {"together", rates.together},
-                          {"beside", rates.beside},
-                          {"slowed", rates.slowed},
+                          {"together", rates.duplex},
+                          {"beside", rates.while_computing},
+                          {"slowed", rates.compute_lost},
                           {"read_latency", rates.read_latency},
                           {"write_latency", rates.write_latency},
                           {"block_bytes", rates.block_bytes},

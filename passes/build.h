@@ -15,7 +15,7 @@ void emit_behind(Builder& builder, const std::vector<ValueId>& values);
 void insert_behind(Graph& graph, ValueId from, ValueId to);
 
 // Adds the norm of job.gradients as job.grad_norm.
-void build_norm(JobGraph& job, Stage stage);
+void build_norm(EntryGraph& job, Stage stage);
 // Inputs for the optimizer's scalars, one for each parameter group: each has a learning rate of its own. Behind them stands the step
 // where weights are rounded (exec/random.h).
 std::vector<ValueId> add_scalars(Graph& graph, const OptimizerSpec& spec, const char* name);
@@ -38,6 +38,6 @@ std::map<ValueId, ValueId> build_update(Graph& graph, const OptimizerSpec& spec,
                                         const StepNumbers& step, const UpdatePlaces& before = nullptr);
 
 // The last pass of each job's graph.
-bool fuse_elementwise(JobGraph& job, const PassOptions& options);
+bool fuse_elementwise(EntryGraph& job, const PassOptions& options);
 
 }  // namespace ort_train

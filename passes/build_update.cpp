@@ -35,7 +35,7 @@ void insert_behind(Graph& graph, ValueId from, ValueId to) {
   std::replace(inputs.begin(), inputs.end(), to, from);
 }
 
-void build_norm(JobGraph& job, Stage stage) {
+void build_norm(EntryGraph& job, Stage stage) {
   // By the weights' names, then from part to part: in which parts they are doesn't show.
   std::map<std::pair<std::string, int64_t>, ValueId> gradients;
   for (const auto& [parameter, gradient] : job.gradients) {

@@ -11,19 +11,19 @@
 namespace ort_train {
 namespace {
 
-// Candidates whose bound is within 0.2 % of the best plan's seconds aren't looked at; the plain way is preferred within as much.
+// Candidates whose bound is within 0.2 % of the best plan's seconds aren't planned; the plain strategy is preferred within as much.
 constexpr double kClose = 0.998;
 
-// Candidates with their searches, of which each takes about two of a job's graphs, that may be there at a time, and some more: measured on
-// GPT-2-XL, 15 MB of graphs, whose plans were made in 185 MB above the reserve.
+// Memory for keeping several candidates at once, in sizes of the job's graphs; each candidate with its search takes about two. Measured on
+// GPT-2-XL: 15 MB of graphs, plans in 185 MB above the reserve.
 constexpr int64_t kGraphs = 32;
 
 // Of an alternative.
-std::string name_of(const Way& way, const RecomputeChoice& recompute) {
-  std::string name = way.defer == Deferral::none   ? "updates in their step"
-                     : way.defer == Deferral::most ? "most updates in the next step"
-                                                   : "updates in the next step";
-  if (way.together > 1) name += fmt::format(", {} micro-batches together", way.together);
+std::string name_of(const StepStrategy& strategy, const RecomputeChoice& recompute) {
+  std::string name = strategy.defer == Deferral::none   ? "updates in their step"
+                     : strategy.defer == Deferral::most ? "most updates in the next step"
+                                                        : "updates in the next step";
+  if (strategy.together > 1) name += fmt::format(", {} micro-batches together", strategy.together);
   if (recompute.groups < kAllGroups) return name + fmt::format(", {} groups of tensors recomputed", recompute.groups);
   if (recompute.every == 0) return name + ", all but about the square root of the boundaries recomputed";
   return name + (recompute.every == 1 ? ", all but the boundaries recomputed"
@@ -32,7 +32,7 @@ std::string name_of(const Way& way, const RecomputeChoice& recompute) {
 
 }  // namespace
 
-double DiskSearch::Choice::rank() const { return way.is_plain() ? kClose * seconds : seconds; }
+double DiskSearch::Choice::rank() const { return strategy.is_plain() ? kClose * seconds : seconds; }
 
 DiskSearch::DiskSearch(PlanSearch& entries, const Placed& resident, const DiskLimits& limits)
     : entries_(entries),
@@ -43,8 +43,8 @@ DiskSearch::DiskSearch(PlanSearch& entries, const Placed& resident, const DiskLi
       search_(least_search()) {
   constexpr double kAmple = 1.25;  // a refusal is unlikely
   share_ = static_cast<double>(limits_.budget) / static_cast<double>(search_.candidates.begin()->first);
-  least_can_wait_ = !fits() && plans_two() && share_ >= kAmple;
-  searched_ = std::async(least_can_wait_ ? std::launch::async : std::launch::deferred, [this] { return search_.run(); });
+  finds_least_meanwhile_ = !fits() && plans_two() && share_ >= kAmple;
+  searched_ = std::async(finds_least_meanwhile_ ? std::launch::async : std::launch::deferred, [this] { return search_.run(); });
 }
 
 bool DiskSearch::fits() const {
@@ -74,7 +74,7 @@ const Least& DiskSearch::least() {
 
 DiskPlan DiskSearch::best(const ComputeRates& compute, const StreamRates& disk, int64_t pinning, bool dumps) {
   compute_ = compute, disk_ = disk, pinning_ = pinning, dumps_ = dumps;
-  look_at_ways();
+  estimate_strategies();
   int64_t disk_bytes = 0;  // of those for which the disk has no room, the least
   DiskPlan fastest;
   double rank = INFINITY;  // of that one
@@ -102,7 +102,7 @@ Placed DiskSearch::place(Choice& choice) {
   if (choice.candidate)
     placed.of = std::move(*choice.candidate);
   else
-    placed.of = candidate(entries_.entries(choice.way, has_room_for_several_), choice.recompute);
+    placed.of = candidate(entries_.entries(choice.strategy, has_room_for_several_), choice.recompute);
   const Planner& planner = *placed.of.planner;
   const int64_t most = limit(choice.instructions);
   if (planner.resident_bytes() <= most) placed.made.program = planner.resident();
@@ -129,7 +129,7 @@ DiskPlan DiskSearch::least_plan() {
 
 planning::Problem DiskSearch::problem(const Candidate& candidate) const {
   planning::Problem problem = candidate.planner->problem(limit(candidate.finished.instructions()), compute_, disk_);
-  problem.name = name_of(candidate.way, candidate.recompute);
+  problem.name = name_of(candidate.strategy, candidate.recompute);
   return problem;
 }
 
@@ -144,16 +144,16 @@ std::string DiskSearch::dump(const Candidate& chosen) const {
 // --- choices ----------------------------------------------------------------------------------------------------------------------------
 
 // Ways other than the first, and then that one: mostly it is not the best, and of what is worse little has to be looked at.
-std::vector<Way> DiskSearch::ways() const {
+std::vector<StepStrategy> DiskSearch::strategies() const {
   const EntrySet& first = entries_.first();
   const int64_t most = entries_.options().micro_batches == "horizontal" ? 1 : most_together(first);
-  std::vector<Way> ways;
+  std::vector<StepStrategy> ways;
   // An update behind its step waits for the disk; before the next step's uses it hides behind computing.
   if (first.micro_batches == 1) {
     if (!entries_.options().keeps_gradients && limits_.updates_can_wait_longer) ways.push_back({Deferral::most, 1});
     ways.push_back({Deferral::all, 1});
   } else {
-    if (most > first.way.together) ways.push_back({Deferral::none, most});
+    if (most > first.strategy.together) ways.push_back({Deferral::none, most});
     // These are planned where memory is left for it.
     const auto batch = static_cast<int64_t>(first.entries[0].job.graph.order().size());
     int64_t instructions = resident_.of.finished.instructions() + most * batch;
@@ -161,21 +161,22 @@ std::vector<Way> DiskSearch::ways() const {
       instructions += batches * batch;
       if (2 * graph_bytes(instructions) <= limits_.budget - limits_.reserve(0)) ways.push_back({Deferral::all, joined});
     };
-    if (first.way.together == 1) add_deferred(1, 1);
+    if (first.strategy.together == 1) add_deferred(1, 1);
     if (most > 1) add_deferred(most, 1 + 2 * most);
   }
-  ways.push_back(first.way);
+  ways.push_back(first.strategy);
   return ways;
 }
 
-// Each way with nothing recomputed; then the one with the least bound with more of that, and the first way where that needs no disk.
-void DiskSearch::look_at_ways() {
+// Each strategy with nothing recomputed; then the one with the least bound with more of that, and the first strategy where that needs no
+// disk.
+void DiskSearch::estimate_strategies() {
   const int64_t state = resident_.made.program.memory().persistent_bytes;  // which every plan without a disk holds
-  const std::vector<Way> all = ways();
+  const std::vector<StepStrategy> all = strategies();
   std::vector<double> bounds;  // with the first rung: on the others of the best one time is spent
-  for (const Way& way : all) {
-    const EntrySet& set = entries_.entries(way, has_room_for_several_);
-    bounds.push_back(look_at(set, {rungs(set).front()}, /*in_memory=*/false));
+  for (const StepStrategy& strategy : all) {
+    const EntrySet& set = entries_.entries(strategy, has_room_for_several_);
+    bounds.push_back(estimate_rungs(set, {rungs(set).front()}, /*in_memory=*/false));
   }
   const auto best = static_cast<size_t>(std::min_element(bounds.begin(), bounds.end()) - bounds.begin());
   for (size_t i = 0; i < all.size(); ++i) {
@@ -185,7 +186,7 @@ void DiskSearch::look_at_ways() {
     const EntrySet& set = entries_.entries(all[i], has_room_for_several_);
     std::vector<RecomputeChoice> others = rungs(set);
     others.erase(others.begin());
-    look_at(set, others, /*in_memory=*/!is_best);
+    estimate_rungs(set, others, /*in_memory=*/!is_best);
   }
   std::stable_sort(choices_.begin(), choices_.end(), [](const Choice& a, const Choice& b) { return a.rank() < b.rank(); });
 }
@@ -204,27 +205,27 @@ std::vector<RecomputeChoice> DiskSearch::rungs(const EntrySet& set) const {
 double DiskSearch::to_beat(const Choice& choice) const {
   double beat = INFINITY;
   for (const Choice& other : choices_)
-    beat = std::min(beat, choice.way.is_plain() && !other.way.is_plain() ? other.seconds / kClose : kClose * other.seconds);
+    beat = std::min(beat, choice.strategy.is_plain() && !other.strategy.is_plain() ? other.seconds / kClose : kClose * other.seconds);
   return beat;
 }
 
 // Of these rungs, adds those whose step may take less than that of all choices so far; with `in_memory` those that need no disk. Where the
 // bound says that it can't, or the disk has no room, a choice's time is infinite. Returns the least bound of those that need a disk.
-double DiskSearch::look_at(const EntrySet& set, const std::vector<RecomputeChoice>& rungs, bool in_memory) {
+double DiskSearch::estimate_rungs(const EntrySet& set, const std::vector<RecomputeChoice>& rungs, bool in_memory) {
   double bound = INFINITY;
   for (size_t i = 0; i < rungs.size(); i += 2) {  // of two that are looked at together neither knows of the other
     Choice two[2];
     double least[2] = {INFINITY, INFINITY};
     const size_t count = std::min<size_t>(2, rungs.size() - i);
-    for (size_t of = 0; of < count; ++of) two[of].way = set.way, two[of].recompute = rungs[i + of];
+    for (size_t of = 0; of < count; ++of) two[of].strategy = set.strategy, two[of].recompute = rungs[i + of];
     call_both(
-        plans_two() && count > 1, [&] { least[0] = look(set, two[0], in_memory); },
+        plans_two() && count > 1, [&] { least[0] = estimate(set, two[0], in_memory); },
         [&] {
-          if (count > 1) least[1] = look(set, two[1], in_memory);
+          if (count > 1) least[1] = estimate(set, two[1], in_memory);
         });
     for (size_t of = 0; of < count; ++of) {
       bound = std::min(bound, least[of]);
-      if (!two[of].problem.empty()) alternatives_[name_of(set.way, two[of].recompute)] = std::move(two[of].problem);
+      if (!two[of].problem.empty()) alternatives_[name_of(set.strategy, two[of].recompute)] = std::move(two[of].problem);
       if (two[of].expected < to_beat(two[of])) choices_.push_back(std::move(two[of]));
     }
   }
@@ -232,7 +233,7 @@ double DiskSearch::look_at(const EntrySet& set, const std::vector<RecomputeChoic
 }
 
 // Without addresses. Returns the bound where it needs a disk, else infinity.
-double DiskSearch::look(const EntrySet& set, Choice& choice, bool in_memory) const {
+double DiskSearch::estimate(const EntrySet& set, Choice& choice, bool in_memory) const {
   const double beat = to_beat(choice);
   Candidate made = candidate(set, choice.recompute, dumps_ ? INFINITY : beat);
   choice.instructions = made.finished.instructions();

@@ -37,8 +37,8 @@ class DiskSearch {
 
   // Whether no disk is needed.
   bool fits() const;
-  // Whether the budget is so far above the smallest that this one is looked for beside the plan.
-  bool least_can_wait() const { return least_can_wait_; }
+  // Whether the budget is so far above the smallest one that this is looked for in the background, while plans are made.
+  bool finds_least_meanwhile() const { return finds_least_meanwhile_; }
   // Whether there may be room for what the kernel needs to pin memory.
   bool may_pin() const;
   // The smallest budget with a disk. It depends on the job alone, not on budget or machine.
@@ -48,7 +48,7 @@ class DiskSearch {
 
  private:
   struct Choice {
-    Way way{};
+    StepStrategy strategy{};
     RecomputeChoice recompute{};
     std::optional<Candidate> candidate{};  // none where there is no room to keep it
     int64_t instructions = 0;
@@ -74,12 +74,12 @@ class DiskSearch {
   int64_t limit(int64_t instructions) const { return limits_.budget - pinning_ - limits_.reserve(instructions); }
   bool disk_has_room(int64_t bytes) const { return limits_.disk_bytes == 0 || bytes <= limits_.disk_bytes; }
 
-  std::vector<Way> ways() const;
-  void look_at_ways();
+  std::vector<StepStrategy> strategies() const;
+  void estimate_strategies();
   std::vector<RecomputeChoice> rungs(const EntrySet& set) const;
-  double look_at(const EntrySet& set, const std::vector<RecomputeChoice>& rungs, bool in_memory);
+  double estimate_rungs(const EntrySet& set, const std::vector<RecomputeChoice>& rungs, bool in_memory);
   Candidate candidate(const EntrySet& set, const RecomputeChoice& choice, double beat = INFINITY) const;
-  double look(const EntrySet& set, Choice& choice, bool in_memory) const;
+  double estimate(const EntrySet& set, Choice& choice, bool in_memory) const;
   double to_beat(const Choice& choice) const;
   planning::Problem problem(const Candidate& candidate) const;
   std::string dump(const Candidate& chosen) const;
@@ -94,7 +94,7 @@ class DiskSearch {
   const bool has_room_for_several_;  // there is room for several plans at a time
   LeastSearch search_;
   double share_ = 0;  // the budget in smallest budgets, about
-  bool least_can_wait_ = false;
+  bool finds_least_meanwhile_ = false;
   std::future<Least> searched_;
   std::optional<Least> least_;
   ComputeRates compute_{};

@@ -9,9 +9,9 @@ void move_updates(Graph& graph, const PassOptions& passes) {
   run_pass("early_updates", graph, passes, [&] { return early_updates(graph, passes); });
 }
 
-// Updates that were left behind stand as late as they may already.
-MicroBatches finish_entry(const JobEntry& entry, Graph& graph, const Way& way, const RecomputeChoice& choice, Recomputed* counted,
-                          const PassOptions& passes) {
+// Updates that were deferred stand as late as they may already.
+MicroBatches finish_entry(const JobEntry& entry, Graph& graph, const StepStrategy& strategy, const RecomputeChoice& choice,
+                          Recomputed* counted, const PassOptions& passes) {
   const EntryRole& role = entry.job.role;
   if (role.kind == EntryKind::update) move_updates(graph, passes);
   if (role.kind != EntryKind::train) return {};
@@ -20,10 +20,10 @@ MicroBatches finish_entry(const JobEntry& entry, Graph& graph, const Way& way, c
   run_pass("recompute", graph, entry.joined ? quiet : passes, [&] { return recompute(graph, choice, counted); });
   if (entry.joined) {
     run_pass("micro_batches", graph, passes, [&] {
-      std::vector<ValueId> shared = entry.job.pending_scalars;
+      std::vector<ValueId> shared = entry.job.deferred_scalars;
       for (const JobLoss& loss : entry.job.losses) shared.push_back(loss.inverse_count);
-      shared.insert(shared.end(), {entry.job.loss_scale, entry.job.pending_loss_scale});
-      batches = join_micro_batches(graph, static_cast<size_t>(way.together), shared);
+      shared.insert(shared.end(), {entry.job.loss_scale, entry.job.deferred_loss_scale});
+      batches = join_micro_batches(graph, static_cast<size_t>(strategy.together), shared);
       return true;
     });
   }
@@ -47,10 +47,10 @@ int EntrySet::find(const EntryWanted& wanted) const {
 
 double EntrySet::runs_per_step(const JobEntry& entry) const {
   const EntryRole& role = entry.job.role;
-  if (role.kind == EntryKind::update) return way.is_deferred() ? 0 : 1;
-  if (role.kind != EntryKind::train || entry.remainder || entry.joined != (way.together > 1)) return 0;
-  const double runs = static_cast<double>(micro_batches) / static_cast<double>(way.together);
-  return entry.share * (!way.is_deferred() ? runs : role.completes_update ? 1 : runs - 1);
+  if (role.kind == EntryKind::update) return strategy.is_deferred() ? 0 : 1;
+  if (role.kind != EntryKind::train || entry.remainder || entry.joined != (strategy.together > 1)) return 0;
+  const double runs = static_cast<double>(micro_batches) / static_cast<double>(strategy.together);
+  return entry.share * (!strategy.is_deferred() ? runs : role.completes_update ? 1 : runs - 1);
 }
 
 std::vector<const Graph*> EntrySet::graphs() const {
@@ -86,7 +86,7 @@ FinishedGraphs finish(const EntrySet& set, const RecomputeChoice& choice, const 
   for (const JobEntry& entry : set.entries) finished.graphs.push_back(entry.job.graph);
   for (size_t i = 0; i < set.entries.size(); ++i) {
     const JobEntry& entry = set.entries[i];
-    finished.together.push_back(finish_entry(entry, finished.graphs[i], set.way, choice, i == 0 ? &finished.recomputed : nullptr,
+    finished.together.push_back(finish_entry(entry, finished.graphs[i], set.strategy, choice, i == 0 ? &finished.recomputed : nullptr,
                                              i == 0 || entry.joined ? passes : quiet));
   }
   return finished;

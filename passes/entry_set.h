@@ -1,4 +1,4 @@
-// The entry points of a job as graphs, and the ways in which they can go about updates and micro-batches. A way changes no result.
+// The entry points of a job as graphs, and the strategies by which an optimizer step can be made of them, which change no result.
 
 #pragma once
 
@@ -12,21 +12,22 @@
 
 namespace ort_train {
 
-// Which updates wait for the next step: none, those that it need not wait for itself (OptimizerSpec::at_once), or all.
+// Which updates are deferred to the next step: none; all but those of weights which that step uses almost at once
+// (OptimizerSpec::at_once); or all.
 enum class Deferral : uint8_t { none, most, all };
 
-struct Way {
+struct StepStrategy {
   Deferral defer = Deferral::none;
   int64_t together = 1;  // micro-batches that go through the model together; the rest of a step's goes one by one
   bool is_deferred() const { return defer != Deferral::none; }
-  bool is_plain() const { return *this == Way{}; }
-  bool operator==(const Way&) const = default;
+  bool is_plain() const { return *this == StepStrategy{}; }
+  bool operator==(const StepStrategy&) const = default;
 };
 
 // Which of the entry points.
 struct EntryWanted {
   EntryKind kind = EntryKind::train;
-  bool completes_update = false;  // of those that train: makes the update that the step before left behind
+  bool completes_update = false;  // of those that train: makes the update that the step before deferred
   bool joined = false;            // runs several micro-batches as the one beside it runs one
   bool remainder = false;         // for the smaller batch at the end of an epoch
   int64_t length = 0;             // of its samples, where the job has several; 0: any
@@ -34,7 +35,7 @@ struct EntryWanted {
 
 struct JobEntry {
   std::string name;
-  JobGraph job;
+  EntryGraph job;
   int64_t batch = 0;   // samples
   int64_t length = 0;  // of a sample, where the job has several
   double share = 1;    // of the batches that have that length
@@ -43,7 +44,7 @@ struct JobEntry {
 };
 
 struct EntrySet {
-  Way way{};
+  StepStrategy strategy{};
   int64_t micro_batches = 1;      // of an optimizer step
   std::vector<JobEntry> entries;  // index = the program's entry
 

@@ -219,7 +219,7 @@ class Chains {
 
 }  // namespace
 
-bool fuse_elementwise(JobGraph& job, const PassOptions& options) {
+bool fuse_elementwise(EntryGraph& job, const PassOptions& options) {
   std::set<ValueId> kept(job.graph.outputs.begin(), job.graph.outputs.end());
   kept.insert(job.outputs.begin(), job.outputs.end());
   kept.insert({job.grad_norm, job.stored_norm});

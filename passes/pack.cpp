@@ -48,11 +48,11 @@ class Placer {
     height_ = 0;
     for (uint32_t index : order) {
       const Block& block = blocks_[index];
-      const int most = block.spare_before > 0 || block.spare_behind > 0 ? 2 : 0;  // halves
+      const int most = block.spare_before > 0 || block.spare_after > 0 ? 2 : 0;  // halves
       Live live{block.first, block.last};
       int64_t offset = find_gap(block, live, tightest);
       for (int halves = 1; halves <= most && offset + block.bytes > enough_; ++halves) {
-        live = {block.first + block.spare_before * halves / 2, block.last - block.spare_behind * halves / 2};
+        live = {block.first + block.spare_before * halves / 2, block.last - block.spare_after * halves / 2};
         offset = find_gap(block, live, tightest);
       }
       offsets_[index] = offset;

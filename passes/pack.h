@@ -15,7 +15,7 @@ struct Block {
   int64_t bytes = 0;                    // rounded up to the alignment here
   int32_t first = 0, last = 0;          // when it is live, inclusive
   int32_t spare_before = 0;             // of that, the first steps and the last ones, which are given up, half of them or all,
-  int32_t spare_behind = 0;             // where with them it would lie above PackOptions::enough
+  int32_t spare_after = 0;              // where with them it would lie above PackOptions::enough
   int64_t alignment = kPlaceAlignment;  // a power of two
   int64_t offset = 0;                   // the result, from 0
 };

@@ -22,7 +22,7 @@ int64_t next_member(int64_t end, int64_t multiple, DType dtype) {
 
 class WeightPacker {
  public:
-  WeightPacker(JobGraph& job, const std::vector<std::string>& names, int64_t multiple) : graph_(job.graph) {
+  WeightPacker(EntryGraph& job, const std::vector<std::string>& names, int64_t multiple) : graph_(job.graph) {
     int64_t end = 0;
     for (const std::string& name : names) {
       const ValueId id = graph_.find_value(name);
@@ -96,7 +96,7 @@ class WeightPacker {
 Packs choose_packs(const Graph& forward, const LossSpec& loss, const Optimizer& optimizer) {
   const int64_t multiple = pack_multiple(optimizer.granularity());
   if (multiple == 0) return {};
-  JobGraph job{.graph = forward};  // what has a gradient is known when there are gradients
+  EntryGraph job{.graph = forward};  // what has a gradient is known when there are gradients
   std::vector<Seed> seeds;
   const std::vector<JobLoss> losses = build_losses(job.graph, loss);
   job.graph.outputs.clear();
@@ -139,7 +139,7 @@ Packs choose_packs(const Graph& forward, const LossSpec& loss, const Optimizer& 
   return packs;
 }
 
-bool pack_weights(JobGraph& job, std::map<ValueId, std::vector<ValueId>>& gradients, const PassOptions& options) {
+bool pack_weights(EntryGraph& job, std::map<ValueId, std::vector<ValueId>>& gradients, const PassOptions& options) {
   const bool trains = !gradients.empty();  // else this entry has no backward pass
   for (const std::vector<std::string>& names : options.packs) {
     WeightPacker packer(job, names, pack_multiple(options.optimizer.granularity()));

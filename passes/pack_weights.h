@@ -26,6 +26,6 @@ Packs choose_packs(const Graph& forward, const LossSpec& loss, const Optimizer& 
 
 // Makes options.packs in a job's graph, which has its backward pass but no update. `gradients`: parameter -> those of its uses; the packs'
 // stand there afterwards. Adds to job.slices.
-bool pack_weights(JobGraph& job, std::map<ValueId, std::vector<ValueId>>& gradients, const PassOptions& options);
+bool pack_weights(EntryGraph& job, std::map<ValueId, std::vector<ValueId>>& gradients, const PassOptions& options);
 
 }  // namespace ort_train

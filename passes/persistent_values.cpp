@@ -50,8 +50,8 @@ size_t PersistentValues::add(const std::string& entry, const Value& value) {
 bool PersistentValues::movable(size_t i) const {
   // Bytes: what is smaller always stays in memory. Packs of small weights (passes/pack_weights.h) end where the next one would take them
   // beyond 64 KiB.
-  constexpr int64_t kMovable = int64_t{32} << 10;
-  return may_move(i) && values_[i].type.bytes() >= kMovable;
+  constexpr int64_t kLeastMovable = int64_t{32} << 10;
+  return may_move(i) && values_[i].type.bytes() >= kLeastMovable;
 }
 
 std::vector<Persistent> PersistentValues::lay_out(const std::vector<SpaceId>& homes, Program& program) const {

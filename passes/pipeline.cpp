@@ -61,21 +61,21 @@ void optimize_forward(Graph& forward, const PassOptions& options) {
 
 namespace {
 
-void chain(JobGraph& job, const PassOptions& options) {  // behind all that looks for nodes, or makes gradients
+void chain(EntryGraph& job, const PassOptions& options) {  // behind all that looks for nodes, or makes gradients
   run_pass("fuse_elementwise", job.graph, options, [&] { return fuse_elementwise(job, options); });
 }
 
 // Behind all that makes or changes nodes by what they mean.
-void divide(JobGraph& job, std::map<ValueId, std::vector<ValueId>>& gradients, const PassOptions& options) {
+void divide(EntryGraph& job, std::map<ValueId, std::vector<ValueId>>& gradients, const PassOptions& options) {
   run_pass("split_weights", job.graph, options, [&] { return split_weights(job, gradients); });
   run_pass("pack_weights", job.graph, options, [&] { return pack_weights(job, gradients, options); });
 }
-void divide(JobGraph& job, const PassOptions& options) {
+void divide(EntryGraph& job, const PassOptions& options) {
   std::map<ValueId, std::vector<ValueId>> none;
   divide(job, none, options);
 }
 
-void add_losses(JobGraph& job, const LossSpec& spec) {
+void add_losses(EntryGraph& job, const LossSpec& spec) {
   job.losses = build_losses(job.graph, spec);
   job.graph.outputs.clear();
   for (const JobLoss& loss : job.losses) {
@@ -85,7 +85,7 @@ void add_losses(JobGraph& job, const LossSpec& spec) {
 }
 
 // Inputs for what the gradient of each loss's sum starts from, and what it is, with the loss scale.
-std::vector<Seed> add_seeds(JobGraph& job, const OptimizerSpec& optimizer) {
+std::vector<Seed> add_seeds(EntryGraph& job, const OptimizerSpec& optimizer) {
   std::vector<Seed> seeds;
   if (optimizer.loss_scaling) job.loss_scale = add_loss_scale(job.graph, optimizer, kLossScaleInput);
   Builder builder(job.graph, Stage::backward);
@@ -121,8 +121,8 @@ std::set<std::string> used_soon(const Graph& forward, double share) {
   return soon;
 }
 
-JobGraph build_predict_graph(const Graph& forward, size_t outputs, const PassOptions& options) {
-  JobGraph job{.graph = forward};
+EntryGraph build_predict_graph(const Graph& forward, size_t outputs, const PassOptions& options) {
+  EntryGraph job{.graph = forward};
   job.graph.outputs.resize(outputs);
   job.graph.name = "predict";
   job.role = {.kind = EntryKind::predict};
@@ -136,8 +136,8 @@ JobGraph build_predict_graph(const Graph& forward, size_t outputs, const PassOpt
   return job;
 }
 
-JobGraph build_evaluate_graph(const Graph& forward, const LossSpec& loss, const PassOptions& options) {
-  JobGraph job{.graph = forward};
+EntryGraph build_evaluate_graph(const Graph& forward, const LossSpec& loss, const PassOptions& options) {
+  EntryGraph job{.graph = forward};
   job.graph.name = "evaluate";
   job.role = {.kind = EntryKind::evaluate};
   job.outputs = forward.outputs;
@@ -174,7 +174,7 @@ ValueId keep(Builder& builder, const std::string& name, const std::string& owner
 
 ValueId clear(Builder& builder, ValueId accumulator) { return emit_to_state(builder, "Clear", {accumulator}); }
 
-void store_norm(JobGraph& job, Stage stage) {
+void store_norm(EntryGraph& job, Stage stage) {
   Builder builder(job.graph, stage);
   emit_behind(builder, job.grad_norm);
   const char* const norm = "ort_train.grad_norm";
@@ -201,7 +201,7 @@ ValueId add_to_sum(Graph& graph, const std::string& parameter, ValueId sum, Valu
 // Each use's gradient is added to accumulators of its own, so that the order of the sums is fixed: over micro-batches (of a product, within
 // each, over the blocks of its depth), then over uses.
 // Deferred: the norm of the sums so far is stored; that of the last micro-batch is the step's.
-void accumulate(JobGraph& job, const std::map<ValueId, std::vector<ValueId>>& uses, bool deferred) {
+void accumulate(EntryGraph& job, const std::map<ValueId, std::vector<ValueId>>& uses, bool deferred) {
   Graph& graph = job.graph;
   std::map<ValueId, int> times;  // a gradient may be that of several uses
   for (const auto& [parameter, gradients] : uses) {
@@ -231,7 +231,7 @@ void accumulate(JobGraph& job, const std::map<ValueId, std::vector<ValueId>>& us
   job.graph.outputs.push_back(job.grad_norm);
 }
 
-StepNumbers numbers_of(const JobGraph& job) {
+StepNumbers numbers_of(const EntryGraph& job) {
   return {.norm = job.grad_norm, .scalars = job.scalars, .loss_scale = job.loss_scale, .squares = job.squares};
 }
 
@@ -254,7 +254,7 @@ ValueId sum_of_uses(Builder& builder, std::vector<ValueId> gradients) {
 }
 
 // The gradients and their norm, kept for a later run, but for those that are used at once.
-void store(JobGraph& job, const OptimizerSpec& optimizer) {
+void store(EntryGraph& job, const OptimizerSpec& optimizer) {
   std::set<std::string> soon = optimizer.at_once;
   for (const auto& [weight, slices] : job.slices) {
     if (!soon.contains(weight)) continue;
@@ -280,8 +280,8 @@ void store(JobGraph& job, const OptimizerSpec& optimizer) {
 
 }  // namespace
 
-JobGraph build_train_graph(const Graph& forward, const LossSpec& loss, const OptimizerSpec& optimizer, const PassOptions& options) {
-  JobGraph job{.graph = forward};
+EntryGraph build_train_graph(const Graph& forward, const LossSpec& loss, const OptimizerSpec& optimizer, const PassOptions& options) {
+  EntryGraph job{.graph = forward};
   job.graph.name = "train";
   job.role = {.leaves_update = optimizer.accumulate || optimizer.deferred, .adds_up = optimizer.accumulate};
   job.outputs = forward.outputs;
@@ -335,8 +335,8 @@ JobGraph build_train_graph(const Graph& forward, const LossSpec& loss, const Opt
   return job;
 }
 
-JobGraph build_pending_graph(const JobGraph& train, const OptimizerSpec& optimizer, const PassOptions& options) {
-  JobGraph job = train;
+EntryGraph build_pending_graph(const EntryGraph& train, const OptimizerSpec& optimizer, const PassOptions& options) {
+  EntryGraph job = train;
   job.graph.name = "train-pending";
   job.role = {.completes_update = true, .leaves_update = true};  // what it adds up begins anew
   run_pass("pending_update", job.graph, options, [&] {
@@ -362,9 +362,9 @@ JobGraph build_pending_graph(const JobGraph& train, const OptimizerSpec& optimiz
     std::map<ValueId, ValueId> stored;
     for (const auto& [parameter, uses] : job.accumulators)
       stored[parameter] = add_up(builder.named(graph.value(parameter).name).before(first_needed(parameter)), uses);
-    job.pending_scalars = add_scalars(graph, optimizer, kPendingScalarsInput);
-    job.pending_loss_scale = add_loss_scale(graph, optimizer, kPendingLossScaleInput);
-    const StepNumbers left{.norm = job.stored_norm, .scalars = job.pending_scalars, .loss_scale = job.pending_loss_scale};
+    job.deferred_scalars = add_scalars(graph, optimizer, kPendingScalarsInput);
+    job.deferred_loss_scale = add_loss_scale(graph, optimizer, kPendingLossScaleInput);
+    const StepNumbers left{.norm = job.stored_norm, .scalars = job.deferred_scalars, .loss_scale = job.deferred_loss_scale};
     const auto updated = build_update(graph, optimizer, stored, left, first_reader);
     // From the update on, everything reads what it leaves.
     for (const auto& [parameter, result] : updated) {
@@ -386,8 +386,8 @@ JobGraph build_pending_graph(const JobGraph& train, const OptimizerSpec& optimiz
   return job;
 }
 
-JobGraph build_update_graph(const JobGraph& train, const OptimizerSpec& optimizer, const PassOptions& options) {
-  JobGraph job;
+EntryGraph build_update_graph(const EntryGraph& train, const OptimizerSpec& optimizer, const PassOptions& options) {
+  EntryGraph job;
   job.graph.name = "update";
   job.role = {.kind = EntryKind::update, .completes_update = true};
   job.slices = train.slices;
@@ -406,10 +406,10 @@ JobGraph build_update_graph(const JobGraph& train, const OptimizerSpec& optimize
     }
     if (optimizer.deferred) {
       job.stored_norm = job.graph.add_value(train.graph.value(train.stored_norm));
-      job.pending_scalars = add_scalars(job.graph, optimizer, kPendingScalarsInput);
-      job.pending_loss_scale = add_loss_scale(job.graph, optimizer, kPendingLossScaleInput);
+      job.deferred_scalars = add_scalars(job.graph, optimizer, kPendingScalarsInput);
+      job.deferred_loss_scale = add_loss_scale(job.graph, optimizer, kPendingLossScaleInput);
       build_update(job.graph, optimizer, job.gradients,
-                   {.norm = job.stored_norm, .scalars = job.pending_scalars, .loss_scale = job.pending_loss_scale});
+                   {.norm = job.stored_norm, .scalars = job.deferred_scalars, .loss_scale = job.deferred_loss_scale});
     } else {
       build_norm(job, Stage::update);
       job.scalars = add_scalars(job.graph, optimizer, kScalarsInput);

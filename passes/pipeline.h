@@ -31,9 +31,9 @@ struct OptimizerSpec {
 
 // Names of graph inputs that the pipeline adds.
 inline constexpr const char* kScalarsInput = "ort_train.scalars";  // float32 [n]: Optimizer::scalars; of group i: with .i behind it
-inline constexpr const char* kPendingScalarsInput = "ort_train.pending_scalars";       // the same, of the step that left updates behind
-inline constexpr const char* kLossScaleInput = "ort_train.loss_scale";                 // float32 []: multiplies the loss's gradient
-inline constexpr const char* kPendingLossScaleInput = "ort_train.pending_loss_scale";  // the same, of the step that left updates behind
+inline constexpr const char* kPendingScalarsInput = "ort_train.deferred_scalars";       // the same, of the step that left updates behind
+inline constexpr const char* kLossScaleInput = "ort_train.loss_scale";                  // float32 []: multiplies the loss's gradient
+inline constexpr const char* kPendingLossScaleInput = "ort_train.deferred_loss_scale";  // the same, of the step that left updates behind
 inline constexpr const char* kInverseCountInput =
     "ort_train.inverse_count";  // float32 []: JobLoss::inverse_count; of loss i: with .i behind it
 
@@ -45,17 +45,17 @@ struct Slice {
 };
 
 // A graph and the values of it that the trainer reads and writes. kNone where the graph has no such value.
-struct JobGraph {
+struct EntryGraph {
   Graph graph;
   EntryRole role{};
   std::vector<JobLoss> losses;
-  std::vector<ValueId> scalars;          // inputs by group, see kScalarsInput; or none
-  std::vector<ValueId> pending_scalars;  // inputs by group, see kPendingScalarsInput; or none
-  ValueId loss_scale = kNone;            // input, see kLossScaleInput
-  ValueId pending_loss_scale = kNone;    // input, see kPendingLossScaleInput
-  ValueId grad_norm = kNone;             // float32 []: global norm before clipping, of the gradients as they are: scaled
-  ValueId stored_norm = kNone;           // float32 []: the same where an update is deferred; persistent
-  std::vector<ValueId> outputs;          // the model's outputs
+  std::vector<ValueId> scalars;           // inputs by group, see kScalarsInput; or none
+  std::vector<ValueId> deferred_scalars;  // inputs by group, see kPendingScalarsInput; or none
+  ValueId loss_scale = kNone;             // input, see kLossScaleInput
+  ValueId deferred_loss_scale = kNone;    // input, see kPendingLossScaleInput
+  ValueId grad_norm = kNone;              // float32 []: global norm before clipping, of the gradients as they are: scaled
+  ValueId stored_norm = kNone;            // float32 []: the same where an update is deferred; persistent
+  std::vector<ValueId> outputs;           // the model's outputs
   // Parameter -> gradient, scaled, before clipping; of an accumulating step: in the graph with the norm.
   std::map<ValueId, ValueId> gradients;
   std::map<ValueId, ValueId> squares;                    // gradient -> sums of its squares
@@ -70,18 +70,18 @@ void optimize_forward(Graph& forward, const PassOptions& options);
 std::set<std::string> used_soon(const Graph& forward, double share = 0.02);
 
 // Forward only: the model's outputs, of which `forward` may have more behind them: those of other models that its losses read.
-JobGraph build_predict_graph(const Graph& forward, size_t outputs, const PassOptions& options);
+EntryGraph build_predict_graph(const Graph& forward, size_t outputs, const PassOptions& options);
 // Forward and loss, no gradients.
-JobGraph build_evaluate_graph(const Graph& forward, const LossSpec& loss, const PassOptions& options);
+EntryGraph build_evaluate_graph(const Graph& forward, const LossSpec& loss, const PassOptions& options);
 // Forward, loss, backward and update: one optimizer step of one batch. With optimizer.accumulate it ends in the accumulation of each
 // parameter's gradient (per use for shared ones) into persistent values "NAME.grad", and build_update_graph does the rest. With
 // optimizer.deferred most gradients are stored there, and the norm, instead of being used; with both, the norm of the sums so far.
-JobGraph build_train_graph(const Graph& forward, const LossSpec& loss, const OptimizerSpec& optimizer, const PassOptions& options);
+EntryGraph build_train_graph(const Graph& forward, const LossSpec& loss, const OptimizerSpec& optimizer, const PassOptions& options);
 // Deferred: the update that `train` left behind, each weight's before its first use, then what `train` does; of an accumulating step, as
 // its first micro-batch: the sums begin anew.
-JobGraph build_pending_graph(const JobGraph& train, const OptimizerSpec& optimizer, const PassOptions& options);
+EntryGraph build_pending_graph(const EntryGraph& train, const OptimizerSpec& optimizer, const PassOptions& options);
 // Reads the accumulators, clips, updates, and clears them; or, deferred, makes the update that was left behind. `train` is the graph of the
 // accumulating or deferring step.
-JobGraph build_update_graph(const JobGraph& train, const OptimizerSpec& optimizer, const PassOptions& options);
+EntryGraph build_update_graph(const EntryGraph& train, const OptimizerSpec& optimizer, const PassOptions& options);
 
 }  // namespace ort_train

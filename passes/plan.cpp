@@ -5,8 +5,8 @@
 #include <set>
 #include <utility>
 
-#include "passes/beside.h"
-#include "passes/plan/behind.h"
+#include "passes/background.h"
+#include "passes/plan/backing.h"
 #include "passes/plan/emit.h"
 #include "passes/plan/search.h"
 
@@ -29,8 +29,8 @@ struct Planner::Impl {
     JobMachine machine{};
     std::unique_ptr<planning::Search> search{};
 
-    // The memory is at least the floor. `enough`: of a bound; no higher one is looked for.
-    planning::Search& find_search(double enough, int64_t most) {
+    // The memory is at least the floor. `enough`: of a bound; no higher one is looked for. Arguments count on the first call alone.
+    planning::Search& search_once(double enough, int64_t most) {
       if (!search) search = std::make_unique<planning::Search>(problem, enough, most);
       return *search;
     }
@@ -42,11 +42,11 @@ struct Planner::Impl {
     planning::Problem& problem = job->problem;
     problem.memory = limit;
     problem.disk = disk;
-    std::vector<bool> used_behind(persistents.size());
+    std::vector<bool> used_in_backing(persistents.size());
     std::vector<std::vector<bool>> steps;
-    for (const Draft& draft : drafts) steps.push_back(steps_behind(draft, persistents, machine.behind, used_behind));
+    for (const Draft& draft : drafts) steps.push_back(backing_steps(draft, persistents, machine.backing, used_in_backing));
     for (size_t i = 0; i < drafts.size(); ++i) {
-      job->drafts.push_back(make_run_draft(drafts[i], persistents, machine, steps[i], used_behind));
+      job->drafts.push_back(make_run_draft(drafts[i], persistents, machine, steps[i], used_in_backing));
       problem.runs.push_back(std::move(job->drafts.back().run));
       const planning::Run& run = problem.runs.back();
       for (const planning::Piece& piece : run.pieces) {
@@ -54,11 +54,11 @@ struct Planner::Impl {
       }
     }
     for (size_t i = 0; i < persistents.size(); ++i) {
-      if (used_behind[i]) job->movable[i] = true;
+      if (used_in_backing[i]) job->movable[i] = true;
       const int64_t bytes = persistents[i].type.bytes();
       problem.lasting.push_back(
-          {.name = persistents[i].name, .bytes = whole_sectors(bytes), .held = aligned(bytes), .stays = !used_behind[i]});
-      if (!job->movable[i]) problem.always += aligned(bytes);
+          {.name = persistents[i].name, .bytes = whole_sectors(bytes), .held = aligned(bytes), .may_be_resident = !used_in_backing[i]});
+      if (!job->movable[i]) problem.immovable += aligned(bytes);
     }
     job->floor = planning::floor_bytes(problem);
     return job;
@@ -72,7 +72,7 @@ struct Planner::Impl {
   }
 
   // Where each value that lives across runs does.
-  std::vector<SpaceId> homes(const Job& job, const planning::Layers& layers) const {
+  std::vector<SpaceId> homes(const Job& job, const planning::HierarchyPlan& layers) const {
     std::vector<SpaceId> result(job.movable.size(), kMemory);
     for (size_t i = 0; i < result.size(); ++i) {
       if (!job.movable[i] || layers.plans[0].resident[i]) continue;
@@ -107,19 +107,19 @@ struct Planner::Impl {
 
   // Between runs a tensor that the host can't touch where it lives is looked at above what always stays in its memory; of accumulators,
   // two.
-  void add_desks(const std::vector<Persistent>& values, Program& program) const {
-    const bool apart = program.memory().kind == SpaceKind::device;
-    Space& host = program.spaces[apart ? kHost : kMemory];
+  void add_staging(const std::vector<Persistent>& values, Program& program) const {
+    const bool is_discrete = program.memory().kind == SpaceKind::device;
+    Space& host = program.spaces[is_discrete ? kHost : kMemory];
     int64_t largest = 0, accumulator = 0, begin = whole_sectors(host.persistent_bytes);
     bool fills = false;  // what lives on a device is first brought there by the spare memory
     for (const Persistent& value : values) {
       if (!is_far(program, value.home)) continue;
-      fills |= apart && !is_in_file(value);
+      fills |= is_discrete && !is_in_file(value);
       if (value.initial) continue;
       largest = std::max(largest, whole_sectors(value.home.bytes));
       if (value.purpose == Purpose::gradients) accumulator = std::max(accumulator, whole_sectors(value.home.bytes));
     }
-    for (size_t i = 0; apart && i < drafts.size(); ++i) {  // what is looked at behind a run
+    for (size_t i = 0; is_discrete && i < drafts.size(); ++i) {  // what is looked at after a run
       for (const ValueId value : drafts[i].keep) {
         const Place& place = program.entries[i].value_places[value];
         if (is_far(program, place))
@@ -128,21 +128,21 @@ struct Planner::Impl {
           begin = std::max(begin, whole_sectors(place.end()));
       }
     }
-    const SpaceId space = apart ? kHost : kMemory;
-    program.desks[0] = {.offset = begin, .bytes = largest, .space = space};
-    program.desks[1] = {.offset = begin + (apart ? largest : accumulator), .bytes = accumulator, .space = space};
-    for (const Place& desk : program.desks) host.bytes = std::max(host.bytes, desk.bytes > 0 ? desk.end() : 0);
-    if (!apart) {
+    const SpaceId space = is_discrete ? kHost : kMemory;
+    program.staging[0] = {.offset = begin, .bytes = largest, .space = space};
+    program.staging[1] = {.offset = begin + (is_discrete ? largest : accumulator), .bytes = accumulator, .space = space};
+    for (const Place& area : program.staging) host.bytes = std::max(host.bytes, area.bytes > 0 ? area.end() : 0);
+    if (!is_discrete) {
       program.spare = {.offset = begin, .bytes = std::max<int64_t>(0, host.bytes - begin) / kSector * kSector};
       return;
     }
-    const int64_t end = program.desks[1].end();
+    const int64_t end = program.staging[1].end();
     if (fills) host.bytes = std::max(host.bytes, end + kSpare);
     program.spare = {.offset = end, .bytes = std::max<int64_t>(0, host.bytes - end) / kSector * kSector, .space = kHost};
   }
 
-  Program make(const Job& job, const planning::Layers& layers) const {
-    Program program = layers.plans.size() > 1 ? program_apart() : Program{};
+  Program make(const Job& job, const planning::HierarchyPlan& layers) const {
+    Program program = layers.plans.size() > 1 ? discrete_program() : Program{};
     program.threads = options.threads;
     std::vector<Persistent> values = persistents.lay_out(homes(job, layers), program);
     for (Space& space : program.spaces) {
@@ -159,7 +159,7 @@ struct Planner::Impl {
         bytes = std::max(bytes, aligned(storage.place.end()));
       }
     }
-    add_desks(values, program);
+    add_staging(values, program);
     const auto memory_offset = [](const Persistent& value) { return is_in_file(value) ? 0 : value.home.offset; };
     std::stable_sort(values.begin(), values.end(),
                      [&](const Persistent& a, const Persistent& b) { return memory_offset(a) < memory_offset(b); });
@@ -167,16 +167,16 @@ struct Planner::Impl {
     return program;
   }
 
-  static std::optional<planning::Layers> layers_of(const Job& job, std::optional<planning::Plan> plan) {
+  static std::optional<planning::HierarchyPlan> layers_of(const Job& job, std::optional<planning::Plan> plan) {
     if (!plan) return std::nullopt;
-    planning::Layers layers{.plans = {std::move(*plan)}};
+    planning::HierarchyPlan layers{.plans = {std::move(*plan)}};
     set_forecasts(job.problem, layers);
     return layers;
   }
 
   // Many plans take about the least time. Drives pause, and share with others: this is one for a slower disk, where it takes about as long
   // as any while the disk is as fast as it was measured.
-  std::optional<planning::Layers> for_slower_disk(const Job& job, double bound) const {
+  std::optional<planning::HierarchyPlan> for_slower_disk(const Job& job, double bound) const {
     constexpr double kSlower = 0.8;
     constexpr double kNear = 1.01;  // of the bound: a slower disk must make so little of a difference
     planning::Problem slower = job.problem;
@@ -187,19 +187,19 @@ struct Planner::Impl {
     return layers_of(job, search.best());
   }
 
-  std::optional<planning::Layers> best(Job& job) const {
+  std::optional<planning::HierarchyPlan> best(Job& job) const {
     constexpr double kGood = 1.002;  // times the bound, or the fastest plan
-    planning::Search& search = job.find_search(std::numeric_limits<double>::infinity(), options.search_bytes);
-    std::optional<planning::Layers> patient;
+    planning::Search& search = job.search_once(std::numeric_limits<double>::infinity(), options.search_bytes);
+    std::optional<planning::HierarchyPlan> patient;
     if (options.for_slower_disk) patient = for_slower_disk(job, search.bound());
     if (patient && patient->seconds <= kGood * search.bound()) return patient;
-    std::optional<planning::Layers> fastest = layers_of(job, search.best());
+    std::optional<planning::HierarchyPlan> fastest = layers_of(job, search.best());
     return patient && (!fastest || patient->seconds <= kGood * fastest->seconds) ? std::move(patient) : std::move(fastest);
   }
 
   // --- a device with memory of its own ----------------------------------------------------------------------------------------------
 
-  // Bytes of the host's memory that are taken between runs (add_desks).
+  // Bytes of the host's memory that are taken between runs (add_staging).
   int64_t between_runs() const {
     int64_t largest = 0, accumulator = 0;
     for (size_t i = 0; i < persistents.size(); ++i) {
@@ -213,32 +213,33 @@ struct Planner::Impl {
     return largest + accumulator + kSpare;
   }
 
-  std::unique_ptr<Job> make_apart(const DeviceMemories& memories, const ComputedBehind& computed) const {
+  std::unique_ptr<Job> make_apart(const DeviceMemories& memories, const BackingCompute& computed) const {
     std::unique_ptr<Job> job =
-        make_job(memories.device, {.threads = options.threads, .rates = memories.compute, .behind = computed}, memories.link);
-    job->problem.behind = {{.name = "host", .bytes = memories.host, .between_runs = between_runs(), .store = memories.disk}};
+        make_job(memories.device, {.threads = options.threads, .rates = memories.compute, .backing = computed}, memories.link);
+    job->problem.backing = {{.name = "host", .bytes = memories.host, .between_runs = between_runs(), .store = memories.disk}};
     return job;
   }
 
-  std::optional<StreamedProgram> apart(const DeviceMemories& memories, const ComputedBehind& computed) const {
+  std::optional<PlannedProgram> discrete(const DeviceMemories& memories, const BackingCompute& computed) const {
     const std::unique_ptr<Job> job = make_apart(memories, computed);
-    // With desks (add_desks) above inputs that are kept, the second may fit where the first doesn't.
+    // With staging (add_staging) above inputs that are kept, the second may fit where the first doesn't.
     for (const bool least : {false, true}) {
-      const std::optional<planning::Layers> layers = least ? planning::least_layers(job->problem) : planning::plan_layers(job->problem);
+      const std::optional<planning::HierarchyPlan> layers =
+          least ? planning::smallest_hierarchy(job->problem) : planning::plan_hierarchy(job->problem);
       if (!layers) continue;
-      StreamedProgram made{
+      PlannedProgram made{
           .program = make(*job, *layers), .forecasts = layers->forecasts, .seconds = layers->seconds, .bound = layers->bound};
       if (made.program.memory().bytes <= memories.device && made.program.spaces[kHost].bytes <= memories.host) return made;
     }
     return std::nullopt;
   }
 
-  std::pair<int64_t, int64_t> least_apart() const {
+  std::pair<int64_t, int64_t> least_discrete() const {
     const std::unique_ptr<Job> job = make_apart({}, {});
-    const planning::Layers layers = planning::least_layers(job->problem);
+    const planning::HierarchyPlan layers = planning::smallest_hierarchy(job->problem);
     const Program program = make(*job, layers);
     return {std::max(program.memory().bytes, planning::bytes_of(job->problem, layers.plans[0])),
-            std::max(program.spaces[kHost].bytes, planning::bytes_of(layers.behind[0], layers.plans[1]))};
+            std::max(program.spaces[kHost].bytes, planning::bytes_of(layers.backing[0], layers.plans[1]))};
   }
 };
 
@@ -259,7 +260,7 @@ Planner::Planner(const std::vector<PlanEntry>& entries, const PlanOptions& optio
 }
 Planner::~Planner() = default;
 
-void Planner::leave_room() {
+void Planner::overlap_updates() {
   impl_->last_job.reset();
   for (Draft& draft : impl_->drafts) make_roomy(draft, impl_->options.threads);
 }
@@ -286,7 +287,7 @@ StreamOutlook Planner::outlook(int64_t limit, const ComputeRates& compute, const
   if (limit < job.floor) return result;
   result.bound = planning::step_seconds(job.problem, [&](size_t r) { return planning::computing(job.problem.runs[r]); });
   if (result.bound >= beat) return result;
-  planning::Search& search = job.find_search(beat, impl_->options.search_bytes);
+  planning::Search& search = job.search_once(beat, impl_->options.search_bytes);
   result.bound = search.bound();
   if (result.bound >= beat) return result;
   const planning::Plan plan = search.outlook();
@@ -295,10 +296,10 @@ StreamOutlook Planner::outlook(int64_t limit, const ComputeRates& compute, const
   return result;
 }
 
-StreamedProgram Planner::streamed(int64_t limit, const ComputeRates& compute, const StreamRates& disk) const {
+PlannedProgram Planner::streamed(int64_t limit, const ComputeRates& compute, const StreamRates& disk) const {
   Impl::Job& job = impl_->job(limit, compute, disk);
-  StreamedProgram result;
-  std::optional<planning::Layers> layers;
+  PlannedProgram result;
+  std::optional<planning::HierarchyPlan> layers;
   if (limit >= job.floor) {
     layers = impl_->best(job);
     result.bound = job.search->bound();
@@ -313,17 +314,17 @@ StreamedProgram Planner::streamed(int64_t limit, const ComputeRates& compute, co
   return result;
 }
 
-std::optional<StreamedProgram> Planner::apart(const DeviceMemories& memories) const {
-  std::optional<StreamedProgram> best = impl_->apart(memories, {});
+std::optional<PlannedProgram> Planner::discrete(const DeviceMemories& memories) const {
+  std::optional<PlannedProgram> best = impl_->discrete(memories, {});
   if (memories.host_updates) {
     const auto updates = [](const Graph&, const Node& node) { return updates_state(node); };
-    std::optional<StreamedProgram> other = impl_->apart(memories, {.wanted = updates, .rates = memories.host_compute});
+    std::optional<PlannedProgram> other = impl_->discrete(memories, {.wanted = updates, .rates = memories.host_compute});
     if (other && (!best || other->seconds < best->seconds)) best = std::move(other);
   }
   return best;
 }
 
-std::pair<int64_t, int64_t> Planner::least_apart() const { return impl_->least_apart(); }
+std::pair<int64_t, int64_t> Planner::least_discrete() const { return impl_->least_discrete(); }
 
 planning::Problem Planner::problem(int64_t limit, const ComputeRates& compute, const StreamRates& disk) const {
   return impl_->job(limit, compute, disk).problem;

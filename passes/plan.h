@@ -27,7 +27,7 @@ struct PlanEntry {
   std::string name;
   Graph* graph;               // gets the planned order (order() is the schedule in the end)
   std::vector<ValueId> keep;  // must be intact when the entry has run, besides graph->outputs
-  double weight = 1;          // how often it runs, for an optimizer step
+  double runs_per_step = 1;   // of an optimizer
   bool ordered = false;       // the graph's own order stays
   EntryRole role{};
 };
@@ -40,7 +40,7 @@ struct PlanOptions {
   bool for_slower_disk = false;  // takes more memory: of plans that take about the same time, one that a slower disk would do for
 };
 
-struct StreamedProgram {
+struct PlannedProgram {
   Program program;
   std::vector<StreamForecast> forecasts;  // by entry
   double seconds = 0;                     // of an optimizer step
@@ -61,7 +61,7 @@ inline bool updates_state(const Node& node) { return node.stage == Stage::update
 struct DeviceMemories {
   int64_t device = 0, host = 0;  // bytes
   ComputeRates compute{}, host_compute{};
-  StreamRates link{.read = 2e10, .write = 2e10, .together = 2};  // host to device, and back
+  StreamRates link{.read = 2e10, .write = 2e10, .duplex = 2};  // host to device, and back
   StreamRates disk{};
   bool host_updates = false;  // the host may update state (updates_state), where it is then, beside the device
 };
@@ -75,17 +75,17 @@ class Planner {
 
   // Everything in memory.
   Program resident() const;
-  // What is planned from here on takes more memory, so that less has to wait for what is done beside other nodes (Queue::beside).
-  void leave_room();
+  // What is planned from here on takes more memory, so that less has to wait for what is done in the background (Queue::background).
+  void overlap_updates();
   // The least that it could take, and the least with a disk.
   int64_t resident_bytes() const;
   int64_t least_bytes() const;
   // The fastest that it finds in an arena of `limit` bytes with a disk; the one of least memory where that is larger.
-  StreamedProgram streamed(int64_t limit, const ComputeRates& compute, const StreamRates& disk) const;
+  PlannedProgram streamed(int64_t limit, const ComputeRates& compute, const StreamRates& disk) const;
   // Programs in three spaces (exec/program.h): the fastest that it finds; none where the memories are too small.
-  std::optional<StreamedProgram> apart(const DeviceMemories& memories) const;
-  // The least of a device's memory, and of the host's with that, that apart() finds plans for.
-  std::pair<int64_t, int64_t> least_apart() const;
+  std::optional<PlannedProgram> discrete(const DeviceMemories& memories) const;
+  // The least of a device's memory, and of the host's with that, that discrete() finds plans for.
+  std::pair<int64_t, int64_t> least_discrete() const;
   // What streamed() solves.
   planning::Problem problem(int64_t limit, const ComputeRates& compute, const StreamRates& disk) const;
   // What streamed() can be expected to lead to, without addresses. Where the bound is no less than `beat` seconds, that alone.

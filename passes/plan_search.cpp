@@ -20,10 +20,10 @@ std::vector<PlanEntry> plan_entries(const EntrySet& set, FinishedGraphs& finishe
     const JobEntry& entry = set.entries[i];
     PlanEntry& added = wanted.emplace_back(PlanEntry{.name = entry.name,
                                                      .graph = &finished.graphs[i],
-                                                     .weight = std::max(kNowAndThen, set.runs_per_step(entry)),
+                                                     .runs_per_step = std::max(kNowAndThen, set.runs_per_step(entry)),
                                                      .ordered = entry.joined,
                                                      .role = entry.job.role});
-    if (!keeps_gradients || entry.job.role.kind != EntryKind::train || set.way.is_deferred()) continue;
+    if (!keeps_gradients || entry.job.role.kind != EntryKind::train || set.strategy.is_deferred()) continue;
     for (const auto& [parameter, gradient] : entry.job.gradients) added.keep.push_back(gradient);
   }
   return wanted;
@@ -42,11 +42,11 @@ PlanSearch::PlanSearch(EntrySet first, Source source, SearchOptions options) : s
   sets_.push_back(std::move(first));
 }
 
-const EntrySet& PlanSearch::entries(const Way& way, bool keeps_all) {
-  const auto found = std::find_if(sets_.begin(), sets_.end(), [&](const EntrySet& set) { return set.way == way; });
+const EntrySet& PlanSearch::entries(const StepStrategy& strategy, bool keeps_all) {
+  const auto found = std::find_if(sets_.begin(), sets_.end(), [&](const EntrySet& set) { return set.strategy == strategy; });
   if (found != sets_.end()) return *found;
   if (!keeps_all) sets_.resize(1);
-  sets_.push_back(source_(way));
+  sets_.push_back(source_(strategy));
   return sets_.back();
 }
 
@@ -56,13 +56,13 @@ RecomputeChoice PlanSearch::first_choice() const {
 
 Candidate PlanSearch::candidate(const EntrySet& set, const RecomputeChoice& choice, const ComputeRates& rates, double beat,
                                 bool for_slower_disk, int64_t search_bytes) const {
-  Candidate made{.way = set.way, .recompute = choice, .finished = finish(set, choice, {.skip = options_.passes.skip})};
+  Candidate made{.strategy = set.strategy, .recompute = choice, .finished = finish(set, choice, {.skip = options_.passes.skip})};
   const std::vector<PlanEntry> wanted = plan_entries(set, made.finished, options_.keeps_gradients);
-  const double least = least_weight(wanted);
+  const double least = min_counted_runs_per_step(wanted);
   for (const PlanEntry& entry : wanted) {
-    if (entry.weight < least) continue;
+    if (entry.runs_per_step < least) continue;
     for (const NodeId id : entry.graph->order())
-      made.seconds += entry.weight * work_of(*entry.graph, entry.graph->node(id), options_.threads, rates).seconds;
+      made.seconds += entry.runs_per_step * work_of(*entry.graph, entry.graph->node(id), options_.threads, rates).seconds;
   }
   if (made.seconds < beat)
     made.planner = std::make_unique<Planner>(
@@ -73,29 +73,29 @@ Candidate PlanSearch::candidate(const EntrySet& set, const RecomputeChoice& choi
 }
 
 void add_roomy(Placed& placed) {
-  placed.of.planner->leave_room();
-  placed.roomy = placed.of.planner->resident();
+  placed.of.planner->overlap_updates();
+  placed.overlapped = placed.of.planner->resident();
 }
 
-Placed PlanSearch::resident() const { return in_memory(first_choice(), /*roomy=*/true); }
+Placed PlanSearch::resident() const { return in_memory(first_choice(), /*overlapped=*/true); }
 
-Placed PlanSearch::in_memory(const RecomputeChoice& choice, bool roomy) const {
+Placed PlanSearch::in_memory(const RecomputeChoice& choice, bool overlapped) const {
   Placed placed{.of = candidate(first(), choice)};
   placed.made.program = placed.of.planner->resident();
-  if (roomy) add_roomy(placed);
+  if (overlapped) add_roomy(placed);
   placed.of.planner.reset();
   return placed;
 }
 
-ApartPlan PlanSearch::apart(const DeviceMemories& memories) const {
+DiscretePlan PlanSearch::discrete(const DeviceMemories& memories) const {
   std::vector<std::string> modes{options_.recompute};
   if (options_.recompute == "auto") modes = {"none", "sqrt", "all"};
-  ApartPlan best;
+  DiscretePlan best;
   for (const std::string& mode : modes) {
     Placed placed{.of = candidate(first(), recompute_mode(mode))};
-    const auto [device, host] = placed.of.planner->least_apart();
+    const auto [device, host] = placed.of.planner->least_discrete();
     if (best.least_device == 0 || device < best.least_device) std::tie(best.least_device, best.least_host) = std::tie(device, host);
-    std::optional<StreamedProgram> made = placed.of.planner->apart(memories);
+    std::optional<PlannedProgram> made = placed.of.planner->discrete(memories);
     placed.of.planner.reset();
     if (!made) continue;
     if (best.placed && made->seconds >= best.placed->made.seconds) continue;
@@ -111,7 +111,7 @@ std::optional<Placed> PlanSearch::recomputing(int64_t budget, const Reserve& res
   std::map<size_t, Least> known{{0, least}};
   const auto budget_of = [&](size_t rung) {
     if (const auto found = known.find(rung); found != known.end()) return found->second.budget;
-    const Placed placed = in_memory(ladder[rung], /*roomy=*/false);
+    const Placed placed = in_memory(ladder[rung], /*overlapped=*/false);
     const int64_t takes = reserve(placed.of.finished.instructions()) + whole_pages(placed.made.program.memory().bytes);
     return known.emplace(rung, least_of(takes, placed.made.program, placed.of.finished.pointers())).first->second.budget;
   };
@@ -132,16 +132,16 @@ std::optional<Placed> PlanSearch::recomputing(int64_t budget, const Reserve& res
     const size_t between = below + (chosen - below) / 2;
     (budget_of(between) <= budget ? chosen : below) = between;
   }
-  return in_memory(ladder[chosen], /*roomy=*/true);
+  return in_memory(ladder[chosen], /*overlapped=*/true);
 }
 
 PlannedEntries PlanSearch::adopt(Placed placed) {
-  const auto found = std::find_if(sets_.begin(), sets_.end(), [&](const EntrySet& set) { return set.way == placed.of.way; });
-  PlannedEntries planned{.set = found == sets_.end() ? source_(placed.of.way) : std::move(*found),
+  const auto found = std::find_if(sets_.begin(), sets_.end(), [&](const EntrySet& set) { return set.strategy == placed.of.strategy; });
+  PlannedEntries planned{.set = found == sets_.end() ? source_(placed.of.strategy) : std::move(*found),
                          .made = std::move(placed.made),
                          .recomputed = std::move(placed.of.finished.recomputed)};
   sets_.clear();
-  if (!options_.passes.dump_after.empty() && !planned.set.way.is_deferred()) finish(planned.set, placed.of.recompute, options_.passes);
+  if (!options_.passes.dump_after.empty() && !planned.set.strategy.is_deferred()) finish(planned.set, placed.of.recompute, options_.passes);
   for (size_t i = 0; i < planned.set.entries.size(); ++i) {
     planned.set.entries[i].job.graph = std::move(placed.of.finished.graphs[i]);
     planned.set.entries[i].together = std::move(placed.of.finished.together[i]);

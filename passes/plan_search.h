@@ -31,7 +31,7 @@ using Reserve = std::function<int64_t(int64_t instructions)>;
 
 // Entry points with what is recomputed, and their planner.
 struct Candidate {
-  Way way{};
+  StepStrategy strategy{};
   RecomputeChoice recompute{};
   FinishedGraphs finished{};
   std::unique_ptr<Planner> planner{};  // none where it can't take less than what it has to beat
@@ -40,10 +40,10 @@ struct Candidate {
 
 struct Placed {
   Candidate of{};
-  StreamedProgram made{};
-  std::optional<Program> roomy{};  // instead, where there is memory for it
+  PlannedProgram made{};
+  std::optional<Program> overlapped{};  // instead, where there is memory for it
 };
-// Has the planner, which is asked for nothing else any more, make it (Planner::leave_room).
+// Has the planner, which is asked for nothing else any more, make it (Planner::overlap_updates).
 void add_roomy(Placed& placed);
 
 // The smallest budget.
@@ -58,27 +58,27 @@ Least least_of(int64_t budget, const Program& made, const std::vector<const Grap
 // What the search leads to.
 struct PlannedEntries {
   EntrySet set;  // with the planned graphs
-  StreamedProgram made;
+  PlannedProgram made;
   Recomputed recomputed;  // of the first entry
 };
 
 // On a device with memory of its own.
-struct ApartPlan {
+struct DiscretePlan {
   std::optional<Placed> placed{};            // none: the memories are too small
   int64_t least_device = 0, least_host = 0;  // bytes of its memory, and of the host's with that, that would do
 };
 
 class PlanSearch {
  public:
-  using Source = std::function<EntrySet(const Way&)>;
+  using Source = std::function<EntrySet(const StepStrategy&)>;
 
   // `first`: for plans with everything in memory. Others are asked of `source` when they are looked at.
   PlanSearch(EntrySet first, Source source, SearchOptions options);
 
   const SearchOptions& options() const { return options_; }
   const EntrySet& first() const { return sets_.front(); }
-  // The entry points that go that way. Where `keeps_all` is false, besides the first only the last that was asked for is kept.
-  const EntrySet& entries(const Way& way, bool keeps_all);
+  // The entry points of that strategy. Where `keeps_all` is false, besides the first only the last that was asked for is kept.
+  const EntrySet& entries(const StepStrategy& strategy, bool keeps_all);
   // What is recomputed where nothing asks for another choice.
   RecomputeChoice first_choice() const;
 
@@ -86,10 +86,10 @@ class PlanSearch {
   Candidate candidate(const EntrySet& set, const RecomputeChoice& choice, const ComputeRates& rates = {},
                       double beat = std::numeric_limits<double>::infinity(), bool for_slower_disk = false,
                       int64_t search_bytes = std::numeric_limits<int64_t>::max()) const;
-  // Everything in memory, the first way and choice.
+  // Everything in memory, the first strategy and choice.
   Placed resident() const;
   // On a device with memory of its own: the fastest choice of what is recomputed.
-  ApartPlan apart(const DeviceMemories& memories) const;
+  DiscretePlan discrete(const DeviceMemories& memories) const;
   // Everything in memory, with as much recomputed as `budget` asks for (0: no budget). None where that is nothing, or where nothing would
   // do. `least`: of the first choice; becomes that of the choice which takes least.
   std::optional<Placed> recomputing(int64_t budget, const Reserve& reserve, Least& least) const;
@@ -98,7 +98,7 @@ class PlanSearch {
   PlannedEntries adopt(Placed placed);
 
  private:
-  Placed in_memory(const RecomputeChoice& choice, bool roomy) const;  // the first way
+  Placed in_memory(const RecomputeChoice& choice, bool overlapped) const;  // the first strategy
 
   const Source source_;
   const SearchOptions options_;

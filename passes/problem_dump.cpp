@@ -23,9 +23,9 @@ Json to_json(const Use& use) {
 Json to_json(const StreamRates& rates) {
   return {{"read", rates.read},
           {"write", rates.write},
-          {"together", rates.together},
-          {"beside", rates.beside},
-          {"slowed", rates.slowed},
+          {"together", rates.duplex},
+          {"beside", rates.while_computing},
+          {"slowed", rates.compute_lost},
           {"read_latency", rates.read_latency},
           {"write_latency", rates.write_latency}};
 }
@@ -33,19 +33,19 @@ Json to_json(const StreamRates& rates) {
 StreamRates rates_from(const Json& json) {
   const StreamRates rates{.read = json.at("read"),
                           .write = json.at("write"),
-                          .together = json.value("together", 1.0),
-                          .beside = json.at("beside"),
-                          .slowed = json.at("slowed"),
+                          .duplex = json.value("together", 1.0),
+                          .while_computing = json.at("beside"),
+                          .compute_lost = json.at("slowed"),
                           .read_latency = json.at("read_latency"),
                           .write_latency = json.at("write_latency")};
   if (!(rates.read > 0 && rates.write > 0)) throw error(ErrorCode::data, "its disk has no rates");
-  if (!(rates.together >= 1 && rates.together <= 2))
-    throw error(ErrorCode::data, "its disk reads and writes at once at {} of its rates, which is not from 1 to 2", rates.together);
+  if (!(rates.duplex >= 1 && rates.duplex <= 2))
+    throw error(ErrorCode::data, "its disk reads and writes at once at {} of its rates, which is not from 1 to 2", rates.duplex);
   return rates;
 }
 
 Json to_json(const Run& run) {
-  Json json{{"name", run.name}, {"weight", run.weight}, {"seconds", run.seconds}};
+  Json json{{"name", run.name}, {"weight", run.runs_per_step}, {"seconds", run.seconds}};
   Json& blocks = json["blocks"] = Json::array();  // bytes, first, last
   for (const Block& block : run.blocks) blocks.push_back({block.bytes, block.first, block.last});
   Json& pieces = json["pieces"] = Json::array();
@@ -54,17 +54,21 @@ Json to_json(const Run& run) {
     for (const Use& use : piece.uses) uses.push_back(to_json(use));
     Json& of =
         pieces.emplace_back(Json{{"name", piece.name}, {"bytes", piece.bytes}, {"lasting", piece.lasting}, {"uses", std::move(uses)}});
-    if (run.seconds_behind.empty()) continue;
-    of.update({{"value", piece.value}, {"comes", piece.comes}, {"leaves", piece.leaves}, {"from", piece.from}, {"until", piece.until}});
+    if (run.backing_seconds.empty()) continue;
+    of.update({{"value", piece.value},
+               {"comes", piece.starts_in_store},
+               {"leaves", piece.used_in_store_later},
+               {"from", piece.first_readable_step},
+               {"until", piece.written_by_step}});
   }
   for (size_t b = 0; b < run.blocks.size(); ++b) {
     if (run.blocks[b].fed) json["fed"].push_back(b);
   }
-  if (run.seconds_behind.empty()) return json;
-  Json behind{{"seconds", run.seconds_behind}, {"uses", Json::array()}, {"blocks", Json::array()}};
-  for (const BehindUse& of : run.uses_behind)
+  if (run.backing_seconds.empty()) return json;
+  Json behind{{"seconds", run.backing_seconds}, {"uses", Json::array()}, {"blocks", Json::array()}};
+  for (const BackingUse& of : run.backing_uses)
     behind["uses"].push_back({{"value", of.value}, {"bytes", of.bytes}, {"lasting", of.lasting}, {"use", to_json(of.use)}});
-  for (const Block& block : run.blocks_behind) behind["blocks"].push_back({block.bytes, block.first, block.last});
+  for (const Block& block : run.backing_blocks) behind["blocks"].push_back({block.bytes, block.first, block.last});
   json["behind"] = std::move(behind);
   return json;
 }
@@ -108,22 +112,22 @@ int32_t moment_from(const Json& json, int32_t least, int32_t steps) {
 
 void read_behind(const Json& json, Run& run, const Problem& problem) {
   const auto steps = static_cast<int32_t>(run.steps());
-  run.seconds_behind = json.at("seconds").get<std::vector<double>>();
-  if (run.seconds_behind.size() != run.steps())
-    throw error(ErrorCode::data, "seconds of {} steps behind {}", run.seconds_behind.size(), steps);
+  run.backing_seconds = json.at("seconds").get<std::vector<double>>();
+  if (run.backing_seconds.size() != run.steps())
+    throw error(ErrorCode::data, "seconds of {} steps behind {}", run.backing_seconds.size(), steps);
   for (const Json& of : json.at("uses")) {
     const int64_t bytes = of.at("bytes");
     if (of.at("value") < 0) throw error(ErrorCode::data, "what a step uses behind has no number");
-    run.uses_behind.push_back({.value = of.at("value"),
-                               .bytes = bytes,
-                               .lasting = lasting_from(of.at("lasting"), bytes, problem),
-                               .use = use_from(of.at("use"), -1, steps)});
+    run.backing_uses.push_back({.value = of.at("value"),
+                                .bytes = bytes,
+                                .lasting = lasting_from(of.at("lasting"), bytes, problem),
+                                .use = use_from(of.at("use"), -1, steps)});
   }
-  for (const Json& of : json.at("blocks")) run.blocks_behind.push_back(block_from(of, steps + 1));
+  for (const Json& of : json.at("blocks")) run.backing_blocks.push_back(block_from(of, steps + 1));
 }
 
 Run run_from(const Json& json, const Problem& problem) {
-  Run run{.name = json.at("name"), .weight = json.at("weight"), .seconds = json.at("seconds")};
+  Run run{.name = json.at("name"), .runs_per_step = json.at("weight"), .seconds = json.at("seconds")};
   const auto steps = static_cast<int32_t>(run.steps());
   for (const Json& of : json.at("blocks")) run.blocks.push_back(block_from(of, steps));
   for (const Json& number : json.value("fed", Json::array())) run.blocks.at(number.get<size_t>()).fed = true;
@@ -133,11 +137,11 @@ Run run_from(const Json& json, const Problem& problem) {
     for (const Json& use : of.at("uses")) piece.uses.push_back(use_from(use, piece.uses.empty() ? -1 : piece.uses.back().last(), steps));
     if (piece.uses.empty()) throw error(ErrorCode::data, "piece '{}' has no use", piece.name);
     piece.value = of.value("value", -1);
-    piece.comes = of.value("comes", false);
-    piece.leaves = of.value("leaves", false);
-    piece.from = moment_from(of.value("from", 0), 0, piece.uses.front().step);
-    piece.until = moment_from(of.value("until", -1), -1, steps);
-    if (piece.until >= 0 && piece.until <= piece.uses.back().last())
+    piece.starts_in_store = of.value("comes", false);
+    piece.used_in_store_later = of.value("leaves", false);
+    piece.first_readable_step = moment_from(of.value("from", 0), 0, piece.uses.front().step);
+    piece.written_by_step = moment_from(of.value("until", -1), -1, steps);
+    if (piece.written_by_step >= 0 && piece.written_by_step <= piece.uses.back().last())
       throw error(ErrorCode::data, "piece '{}' is used behind its end", piece.name);
     run.pieces.push_back(std::move(piece));
   }
@@ -150,14 +154,14 @@ Run run_from(const Json& json, const Problem& problem) {
 std::string to_json(const Problem& problem) {
   Json json{{"version", kVersion}};
   if (!problem.name.empty()) json["name"] = problem.name;
-  json.update({{"memory", problem.memory}, {"always", problem.always}, {"disk", to_json(problem.disk)}});
-  for (const MemoryBehind& memory : problem.behind)
+  json.update({{"memory", problem.memory}, {"always", problem.immovable}, {"disk", to_json(problem.disk)}});
+  for (const BackingMemory& memory : problem.backing)
     json["behind"].push_back(
         {{"name", memory.name}, {"bytes", memory.bytes}, {"between_runs", memory.between_runs}, {"store", to_json(memory.store)}});
   Json& lasting = json["lasting"] = Json::array();
   for (const Lasting& value : problem.lasting) {
     lasting.push_back({{"name", value.name}, {"bytes", value.bytes}, {"held", value.held}});
-    if (!value.stays) lasting.back()["stays"] = false;
+    if (!value.may_be_resident) lasting.back()["stays"] = false;
   }
   Json& runs = json["runs"] = Json::array();
   for (const Run& run : problem.runs) runs.push_back(to_json(run));
@@ -169,13 +173,13 @@ Problem problem_from_json(const std::string& text) {
     const Json json = Json::parse(text);
     if (json.at("version") != kVersion) throw error(ErrorCode::data, "it is of version {}, not {}", json.at("version").dump(), kVersion);
     Problem problem{
-        .name = json.value("name", ""), .memory = json.at("memory"), .always = json.at("always"), .disk = rates_from(json.at("disk"))};
+        .name = json.value("name", ""), .memory = json.at("memory"), .immovable = json.at("always"), .disk = rates_from(json.at("disk"))};
     for (const Json& of : json.value("behind", Json::array()))
-      problem.behind.push_back(
+      problem.backing.push_back(
           {.name = of.at("name"), .bytes = of.at("bytes"), .between_runs = of.at("between_runs"), .store = rates_from(of.at("store"))});
     for (const Json& value : json.at("lasting"))
       problem.lasting.push_back(
-          {.name = value.at("name"), .bytes = value.at("bytes"), .held = value.at("held"), .stays = value.value("stays", true)});
+          {.name = value.at("name"), .bytes = value.at("bytes"), .held = value.at("held"), .may_be_resident = value.value("stays", true)});
     for (const Json& run : json.at("runs")) problem.runs.push_back(run_from(run, problem));
     return problem;
   } catch (const Json::exception& e) {

@@ -183,7 +183,7 @@ bool mark_parts(Graph& graph, const PassOptions& options) {
   return changed;
 }
 
-bool split_weights(JobGraph& job, std::map<ValueId, std::vector<ValueId>>& gradients) {
+bool split_weights(EntryGraph& job, std::map<ValueId, std::vector<ValueId>>& gradients) {
   Graph& graph = job.graph;
   bool changed = false;
   for (const ValueId weight : graph.parameters()) {

@@ -36,6 +36,6 @@ int64_t usual_part_bytes(const Graph& graph);
 
 // Divides the marked parameters of a job's graph, which has its backward pass but no update. `gradients`: parameter -> those of its uses;
 // the parts' stand there afterwards. Adds to job.slices.
-bool split_weights(JobGraph& job, std::map<ValueId, std::vector<ValueId>>& gradients);
+bool split_weights(EntryGraph& job, std::map<ValueId, std::vector<ValueId>>& gradients);
 
 }  // namespace ort_train

@@ -10,9 +10,9 @@ struct StreamRates {
   double read = 2e9, write = 2e9;  // bytes per second, while nothing is computed
   // Of reads and writes at once, the shares of their rates together: 1 where they share one channel (it takes the sum of their times), 2
   // where neither slows the other (the longer of them).
-  double together = 1;
-  double beside = 1;                           // the share of the rates that is left beside computing; at most 1
-  double slowed = 0;                           // the share of computing that both at once cost meanwhile; below the one above
+  double duplex = 1;
+  double while_computing = 1;                  // the share of the rates that is left beside computing; at most 1
+  double compute_lost = 0;                     // the share of computing that both at once cost meanwhile; below the one above
   double read_latency = 0, write_latency = 0;  // seconds that a transfer takes besides, where no other is under way
   double rate(bool of_write) const { return of_write ? write : read; }
   double latency(bool of_write) const { return of_write ? write_latency : read_latency; }
@@ -24,19 +24,19 @@ struct StreamForecast {
   double seconds = 0;          // the whole
   double compute = 0;          // of these, in steps
   double stalled = 0;          // of these, waiting for the disk
-  double slowed = 0;           // of these, lost because transfers get in the way of computing
+  double contention = 0;       // of these, lost because transfers get in the way of computing
   double read = 0, write = 0;  // seconds that the disk is busy
   int64_t bytes_read = 0, bytes_written = 0;
   double up = 0, down = 0;  // seconds of copies to a device's memory and from there
   int64_t bytes_up = 0, bytes_down = 0;
 };
 
-// The least weight, how often it runs for an optimizer step, with which a run is part of one: rare ones (evaluation, the end of an epoch)
-// count only as memory. Of a step that many runs share (lengths of samples) all count.
-template <typename Runs> double least_weight(const Runs& runs) {
+// Runs that are rarer than this (evaluation, the end of an epoch) constrain the memory but don't count towards the time of an optimizer
+// step. Of a step that many runs share (lengths of samples) all count.
+template <typename Runs> double min_counted_runs_per_step(const Runs& runs) {
   constexpr double kRarely = 0.1;
   double most = 0;
-  for (const auto& run : runs) most = run.weight > most ? run.weight : most;
+  for (const auto& run : runs) most = run.runs_per_step > most ? run.runs_per_step : most;
   return most < 1 ? kRarely * most : kRarely;
 }
 

@@ -7,7 +7,7 @@ namespace ort_train {
 
 StreamClock::StreamClock(const std::vector<StreamRates>& stores) {
   for (const StreamRates& rates : stores) {
-    const size_t reads = lines_.size(), writes = reads + (rates.together > 1 ? 1 : 0);
+    const size_t reads = lines_.size(), writes = reads + (rates.duplex > 1 ? 1 : 0);
     lines_.resize(writes + 1, {.store = stores_.size()});
     stores_.push_back({.rates = rates, .line = {reads, writes}});
   }
@@ -18,8 +18,8 @@ size_t StreamClock::begin(bool write, int64_t bytes, size_t store) {
   Line& line = lines_[stores_[store].line[write]];
   const double seconds = static_cast<double>(bytes) / rates.rate(write);
   const double latency = is_busy(line) ? 0 : rates.latency(write);
-  const double took = latency + seconds / rates.beside;  // beside computing
-  const double computed = took - rates.slowed / rates.together * (took - latency);
+  const double took = latency + seconds / rates.while_computing;  // beside computing
+  const double computed = took - rates.compute_lost / rates.duplex * (took - latency);
   const double until = line.transfers.empty() ? 0 : transfers_[line.transfers.back()].computed_until;
   line.transfers.push_back(transfers_.size());
   transfers_.push_back({.line = stores_[store].line[write],
@@ -43,7 +43,7 @@ double StreamClock::backlog(bool write, size_t store) const {
 
 double StreamClock::speed(const Store& store) const {
   const bool both = store.line[0] != store.line[1] && is_busy(lines_[store.line[0]]) && is_busy(lines_[store.line[1]]);
-  return both ? store.rates.together / 2 : 1;
+  return both ? store.rates.duplex / 2 : 1;
 }
 
 double StreamClock::advance(double seconds, bool computing) {

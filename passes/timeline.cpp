@@ -49,30 +49,30 @@ Timeline make_timeline(const Program& program, const Entry& entry, const Graph& 
 NodeWork run_work(const Program& program, const Entry& entry, const Graph& graph, const ComputeRates& rates) {
   const double share = Workers::aside_share(program.threads);
   NodeWork sum;
-  std::deque<std::pair<int32_t, double>> beside;  // instructions that aren't over, and what they still take
+  std::deque<std::pair<int32_t, double>> background;  // instructions that aren't over, and what they still take
   for (int32_t at = 0; at < static_cast<int32_t>(entry.code.size()); ++at) {
     const Instruction& instruction = entry.code[static_cast<size_t>(at)];
     for (const int32_t earlier : instruction.waits) {
-      if (!program.queues[entry.code[static_cast<size_t>(earlier)].queue].beside) continue;
-      for (; !beside.empty() && beside.front().first <= earlier; beside.pop_front()) sum.seconds += beside.front().second;
+      if (!program.queues[entry.code[static_cast<size_t>(earlier)].queue].background) continue;
+      for (; !background.empty() && background.front().first <= earlier; background.pop_front()) sum.seconds += background.front().second;
     }
     if (instruction.action != Action::compute || is_view(graph.node(instruction.node), instruction)) continue;
     const NodeWork work = work_of(graph, graph.node(instruction.node), program.threads, rates);
     sum.flops += work.flops;
-    if (program.queues[instruction.queue].beside && share > 0) {
-      beside.emplace_back(at, work.seconds);
+    if (program.queues[instruction.queue].background && share > 0) {
+      background.emplace_back(at, work.seconds);
       continue;
     }
     double left = work.seconds;
-    while (left > 0 && !beside.empty()) {
-      const double both = std::min(beside.front().second, left / (1 - share));
+    while (left > 0 && !background.empty()) {
+      const double both = std::min(background.front().second, left / (1 - share));
       sum.seconds += both;
       left -= both * (1 - share);
-      if ((beside.front().second -= both) <= 0) beside.pop_front();
+      if ((background.front().second -= both) <= 0) background.pop_front();
     }
     sum.seconds += left;
   }
-  for (const auto& [at, seconds] : beside) sum.seconds += seconds;
+  for (const auto& [at, seconds] : background) sum.seconds += seconds;
   return sum;
 }
 

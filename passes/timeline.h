@@ -29,7 +29,7 @@ struct Timeline {
 Timeline make_timeline(const Program& program, const Entry& entry, const Graph& graph, const ComputeRates& compute,
                        const StreamRates& disk);
 
-// One run of an entry as if nothing had to be waited for. What is beside takes a share of the threads, until something needs it.
+// One run of an entry as if nothing had to be waited for. What is in the background takes a share of the threads, until something needs it.
 NodeWork run_work(const Program& program, const Entry& entry, const Graph& graph, const ComputeRates& rates);
 
 }  // namespace ort_train

@@ -25,8 +25,13 @@ using fixtures::expect_sound;
 Problem random_problem(unsigned seed) {
   std::mt19937 random(seed);
   const auto upto = [&](int n) { return static_cast<int32_t>(random() % static_cast<unsigned>(n)); };
-  Problem problem{
-      .disk = {.read = 2e9, .write = 1e9, .together = 1.5, .beside = 0.9, .slowed = 0.1, .read_latency = 1e-4, .write_latency = 1e-4}};
+  Problem problem{.disk = {.read = 2e9,
+                           .write = 1e9,
+                           .duplex = 1.5,
+                           .while_computing = 0.9,
+                           .compute_lost = 0.1,
+                           .read_latency = 1e-4,
+                           .write_latency = 1e-4}};
   Run run{.name = "train"};
   const int32_t steps = 20 + upto(60);
   for (int32_t t = 0; t < steps; ++t) run.seconds.push_back(1e-4 * upto(20));
@@ -127,14 +132,14 @@ TEST(Problem, OfManyRunsThatShareAStepIsThatOfAllOfThem) {
   Problem problem = random_problem(5);
   problem.memory = 2 * floor_bytes(problem);
   const double alone = Search(problem).bound();
-  problem.runs[0].weight = 0.05;
+  problem.runs[0].runs_per_step = 0.05;
   problem.runs.resize(20, problem.runs[0]);
   Search search(problem);
   const std::optional<Plan> plan = search.best();
   ASSERT_TRUE(plan);
   EXPECT_NEAR(search.bound() / alone, 1, 0.02);
   EXPECT_GE(plan->seconds, search.bound() * (1 - 1e-9));
-  problem.runs[0].weight = 4;  // beside which the others are rare
+  problem.runs[0].runs_per_step = 4;  // beside which the others are rare
   EXPECT_NEAR(step_seconds(problem, [](size_t) { return 1.0; }), 4, 1e-9);
 }
 

@@ -156,8 +156,8 @@ TEST_F(BatchNorm, EvaluationAndPredictionAreFrozen) {
     })";
   const Graph graph = import(text).graph;
   EXPECT_THAT(ops(graph), Contains("RunningStatistics"));
-  const JobGraph predict = build_predict_graph(graph, graph.outputs.size(), {}),
-                 evaluate = build_evaluate_graph(graph, {.terms = {{.kind = "mse"}}}, {});
+  const EntryGraph predict = build_predict_graph(graph, graph.outputs.size(), {}),
+                   evaluate = build_evaluate_graph(graph, {.terms = {{.kind = "mse"}}}, {});
   EXPECT_EQ(ops(predict.graph), (Names{"BatchNormalization", "Chain"}));  // `after` of what stays is the same
   EXPECT_EQ(ops(evaluate.graph), (Names{"BatchNormalization", "SquaredError"}));
   EXPECT_EQ(predict.graph.parameters().size(), 4u);

@@ -102,7 +102,7 @@ Problem random_problem(std::mt19937& random) {
       run.blocks.push_back({kSector * upto(5), t, t});
       run.seconds.push_back(random() % 4 == 0 ? 0.01 : 0.2 * upto(10));
     }
-    run.weight = r == 0 ? 1 : random() % 2 ? 0.5 : 0.01;
+    run.runs_per_step = r == 0 ? 1 : random() % 2 ? 0.5 : 0.01;
     const auto add = [&](int64_t bytes, int32_t lasting) {
       Piece piece{.bytes = bytes, .lasting = lasting};
       for (int32_t step = upto(static_cast<uint32_t>(steps) - 1); step < steps; step += 1 + upto(12)) {
@@ -123,7 +123,7 @@ Problem random_problem(std::mt19937& random) {
       return std::any_of(run.pieces.begin(), run.pieces.end(),
                          [&](const Piece& piece) { return piece.lasting == static_cast<int32_t>(i); });
     };
-    if (std::none_of(problem.runs.begin(), problem.runs.end(), uses)) problem.always += problem.lasting[i].held;
+    if (std::none_of(problem.runs.begin(), problem.runs.end(), uses)) problem.immovable += problem.lasting[i].held;
   }
   return problem;
 }
@@ -138,9 +138,9 @@ TEST(Bound, NoPlanIsFaster) {
     problem.disk = {.read = rate(), .write = rate()};
     if (random() % 2) {  // computing and transfers get in each other's way
       const auto share = [&](double most) { return most * static_cast<double>(random() % 1000) / 1000; };
-      problem.disk.together = 1 + share(1);
-      problem.disk.beside = 1 - share(0.9);
-      problem.disk.slowed = share(0.95 * problem.disk.beside);
+      problem.disk.duplex = 1 + share(1);
+      problem.disk.while_computing = 1 - share(0.9);
+      problem.disk.compute_lost = share(0.95 * problem.disk.while_computing);
     }
     const int64_t floor = floor_bytes(problem);
     const double computed = step_seconds(problem, [&](size_t r) { return planning::computing(problem.runs[r]); });
@@ -199,7 +199,7 @@ TEST(Bound, TakesNoMoreThanItMay) {
   EXPECT_TRUE(limited.settle(0));
   // Without room for the program, pieces are held by gain.
   Search coarse(problem, kInfinity, 0);
-  EXPECT_GE(coarse.bound(), computing(problem.runs[0]) * problem.runs[0].weight);
+  EXPECT_GE(coarse.bound(), computing(problem.runs[0]) * problem.runs[0].runs_per_step);
   const std::optional<Plan> plan = coarse.best();
   ASSERT_TRUE(plan.has_value());
   EXPECT_GE(plan->seconds, whole.seconds());

@@ -27,15 +27,15 @@ class Maker {
 
   planning::Problem make() {
     problem_.memory = of_.device_bytes;
-    problem_.always = kGB;  // context, libraries, what is small
-    problem_.disk = {.read = of_.link, .write = of_.link, .together = 2};
-    problem_.behind = {
+    problem_.immovable = kGB;  // context, libraries, what is small
+    problem_.disk = {.read = of_.link, .write = of_.link, .duplex = 2};
+    problem_.backing = {
         {.name = "host", .bytes = of_.host_bytes, .between_runs = 4 * kChunk, .store = {.read = of_.disk_read, .write = of_.disk_write}}};
     run_ = {.name = "train"};
     const double per_layer = of_.parameters / of_.layers, work = per_layer * static_cast<double>(of_.tokens) / of_.flops;
     const int32_t layers = of_.layers, steps = 3 * layers;
     run_.seconds.assign(static_cast<size_t>(steps), 0);
-    run_.seconds_behind.assign(static_cast<size_t>(steps), 0);
+    run_.backing_seconds.assign(static_cast<size_t>(steps), 0);
     const int64_t boundary = whole_sectors(of_.tokens * of_.width * 2);
     for (int32_t l = 0; l < layers; ++l) {
       const int32_t forward = l, backward = layers + 2 * (layers - 1 - l), update = backward + 1;
@@ -49,7 +49,7 @@ class Maker {
       }
       const double state = per_layer * static_cast<double>(of_.state_bytes);
       for (const int64_t bytes : chunks(state)) add_state(fmt::format("s{}", l), bytes, update);
-      run_.seconds_behind[static_cast<size_t>(update)] = (2 * state + 4 * per_layer) / of_.host_rate;
+      run_.backing_seconds[static_cast<size_t>(update)] = (2 * state + 4 * per_layer) / of_.host_rate;
     }
     problem_.runs = {std::move(run_)};
     return std::move(problem_);
@@ -57,7 +57,7 @@ class Maker {
 
  private:
   int32_t add_lasting(const std::string& name, int64_t bytes) {
-    problem_.lasting.push_back({.name = name, .bytes = bytes, .held = bytes, .stays = false});
+    problem_.lasting.push_back({.name = name, .bytes = bytes, .held = bytes, .may_be_resident = false});
     return static_cast<int32_t>(problem_.lasting.size()) - 1;
   }
   void add_activation(const std::string& name, int64_t bytes, int32_t made, int32_t wanted) {
@@ -70,7 +70,7 @@ class Maker {
   }
   void add_weight(const std::string& name, int64_t bytes, int32_t forward, int32_t backward, int32_t update) {
     const int32_t lasting = add_lasting(name, bytes), value = values_++;
-    Piece piece{.name = name, .bytes = bytes, .lasting = lasting, .uses = {{.step = forward}}, .value = value, .until = update};
+    Piece piece{.name = name, .bytes = bytes, .lasting = lasting, .uses = {{.step = forward}}, .value = value, .written_by_step = update};
     if (backward > forward) piece.uses.push_back({.step = backward});
     run_.pieces.push_back(std::move(piece));
     use_behind(value, bytes, lasting, {.step = update, .reads = false, .changes = true});
@@ -81,15 +81,15 @@ class Maker {
                            .bytes = bytes,
                            .uses = {{.step = made, .reads = false, .changes = true}},
                            .value = value,
-                           .leaves = true,
-                           .until = update});
+                           .used_in_store_later = true,
+                           .written_by_step = update});
     use_behind(value, bytes, -1, {.step = update});
   }
   void add_state(const std::string& name, int64_t bytes, int32_t update) {
     use_behind(values_++, bytes, add_lasting(name, bytes), {.step = update, .reads = true, .changes = true});
   }
   void use_behind(int32_t value, int64_t bytes, int32_t lasting, const Use& use) {
-    run_.uses_behind.push_back({.value = value, .bytes = bytes, .lasting = lasting, .use = use});
+    run_.backing_uses.push_back({.value = value, .bytes = bytes, .lasting = lasting, .use = use});
   }
 
   const DeviceCase& of_;

@@ -48,18 +48,18 @@ bool is_update(const Node& node) { return node.stage == Stage::update && !node.o
 
 // The entries of a job, and its weights.
 struct Job {
-  std::vector<JobGraph> entries;
+  std::vector<EntryGraph> entries;
   std::map<std::string, Tensor> weights{};  // random, where there are none
   int64_t limit = 2;                        // of tokens and labels
 
   std::vector<PagedEntry> paged() const {
     std::vector<PagedEntry> all;
-    for (const JobGraph& entry : entries) all.push_back({.name = entry.graph.name, .graph = &entry.graph, .role = entry.role});
+    for (const EntryGraph& entry : entries) all.push_back({.name = entry.graph.name, .graph = &entry.graph, .role = entry.role});
     return all;
   }
   std::vector<const Graph*> graphs() const {
     std::vector<const Graph*> all;
-    for (const JobGraph& entry : entries) all.push_back(&entry.graph);
+    for (const EntryGraph& entry : entries) all.push_back(&entry.graph);
     return all;
   }
 };
@@ -112,7 +112,8 @@ Bytes train(const Job& job, StreamMachine& machine, int steps) {
 Bytes train_on_processor(const Job& job, int steps) {
   Job own = job;  // plan() changes its order
   std::vector<PlanEntry> entries;
-  for (JobGraph& entry : own.entries) entries.push_back({.name = entry.graph.name, .graph = &entry.graph, .keep = {}, .role = entry.role});
+  for (EntryGraph& entry : own.entries)
+    entries.push_back({.name = entry.graph.name, .graph = &entry.graph, .keep = {}, .role = entry.role});
   const Program program = plan(entries, {.threads = kThreads});
   Workers workers(kThreads);
   StreamMachine machine(program, own.graphs(), workers, nullptr);
@@ -229,7 +230,8 @@ INSTANTIATE_TEST_SUITE_P(Models, DeviceJobs,
 TEST(DeviceRandom, GraphsHaveTheBitsOfTheProcessor) {
   int64_t on_host = 0, late = 0, poisoned = 0;
   for (uint32_t seed = 0; seed < 150; ++seed) {
-    Job job{.entries = {JobGraph{.graph = fixtures::random_graph(seed, 30 + static_cast<int>(seed % 4) * 10, {.pieces = seed % 2 == 1})}}};
+    Job job{
+        .entries = {EntryGraph{.graph = fixtures::random_graph(seed, 30 + static_cast<int>(seed % 4) * 10, {.pieces = seed % 2 == 1})}}};
     PagingOptions options{.threads = kThreads, .seed = seed, .on_host = [&](const Node& node) {
                             return (seed % 3 == 0 ? 0 : std::hash<std::string>{}(node.name) + node.outputs[0]) % 3 == 1;
                           }};
@@ -252,7 +254,7 @@ TEST(DeviceRandom, GraphsHaveTheBitsOfTheProcessor) {
 TEST(DeviceRandom, ProgramsOfTheProcessorRunInTheBackground) {
   int64_t views = 0, copies = 0;
   for (uint32_t seed = 0; seed < 60; ++seed) {
-    JobGraph entry{.graph = fixtures::random_graph(seed, 40, {.rows = 32, .width = 128, .near = 1, .saved = true, .pieces = true})};
+    EntryGraph entry{.graph = fixtures::random_graph(seed, 40, {.rows = 32, .width = 128, .near = 1, .saved = true, .pieces = true})};
     Job job{.entries = {std::move(entry)}};
     const Planner planner({{.name = "run", .graph = &job.entries[0].graph, .keep = {}}}, {.threads = kThreads});
     const Program program = planner.streamed(0, {}, {}).program;
@@ -315,7 +317,7 @@ TEST(DeviceExecutor, StopsBetweenInstructionsAndGoesOn) {
   }
 }
 
-// What the trainer does between runs: values that the host can't touch are looked at, and changed, on the desks.
+// What the trainer does between runs: values that the host can't touch are looked at, and changed, on the staging.
 TEST(DeviceExecutor, ShowsWhatLivesOnTheDeviceOnDesks) {
   const Job job = golden_job("gpt2-torchscript-17-sdpa", {{"batch", 2}, {"sequence", 8}}, {.accumulate = true}, 16);
   const Program program = page(job.paged(), {.threads = kThreads, .seed = 5});
@@ -350,7 +352,7 @@ TEST(DeviceExecutor, ShowsWhatLivesOnTheDeviceOnDesks) {
       EXPECT_TRUE(holds(executor.persistent(second), 4));
       EXPECT_TRUE(holds(executor.persistent(one), 3));
       const auto shown = executor.persistent(one);
-      fill(executor.spare(program.spare.bytes), 6);  // beside the desk
+      fill(executor.spare(program.spare.bytes), 6);  // beside the staging area
       EXPECT_TRUE(holds(shown, 3));
     }
     EXPECT_TRUE(holds(executor.persistent(sums[kHost][0]->name), 5));

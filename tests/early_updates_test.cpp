@@ -20,7 +20,7 @@ using namespace fixtures;
 constexpr GptShape kShape{.layers = 4, .heads = 2, .width = 32, .vocabulary = 61, .batch = 2, .length = 8};
 
 // Of the bytes of gradients, the most that are wanted at a time.
-int64_t most_gradients(const JobGraph& job) {
+int64_t most_gradients(const EntryGraph& job) {
   const std::vector<NodeId>& order = job.graph.order();
   std::vector<int64_t> change(order.size() + 1, 0);
   for (const auto& [parameter, gradient] : job.gradients) {
@@ -44,7 +44,7 @@ TEST(EarlyUpdates, KeepNoGradient) {
   };
   int64_t all = 0, largest = 0;
   {
-    const JobGraph job = gpt_training(kShape, spec(1, false));
+    const EntryGraph job = gpt_training(kShape, spec(1, false));
     for (const auto& [parameter, gradient] : job.gradients) {
       all += job.graph.value(gradient).bytes();
       largest = std::max(largest, job.graph.value(gradient).bytes());
@@ -57,7 +57,7 @@ TEST(EarlyUpdates, KeepNoGradient) {
   for (const Case& c : {Case{spec(0, false), true}, Case{spec(1, true), true}, Case{spec(1, false), false},
                         Case{spec(0, false, true), false}, Case{spec(1, true, true), false}}) {
     SCOPED_TRACE(fmt::format("norm {}, per layer {}, scaled {}", c.spec.max_grad_norm, c.spec.clip_per_layer, c.spec.loss_scaling));
-    JobGraph job = gpt_training(kShape, c.spec);
+    EntryGraph job = gpt_training(kShape, c.spec);
     EXPECT_EQ(most_gradients(job), all);
     early_updates(job.graph, {});
     job.graph.verify("early_updates");
@@ -78,11 +78,11 @@ TEST(EarlyUpdates, ChangeNoBit) {
         SCOPED_TRACE(fmt::format("{}, per layer {}, parts of {}", name, per_layer, part_bytes));
         const OptimizerSpec spec{
             .optimizer = calm_optimizer(name), .weight_decay = 0.1, .max_grad_norm = per_layer ? 1e-3 : 0, .clip_per_layer = per_layer};
-        JobGraph plain = gpt_training(kShape, spec, part_bytes), early = plain;
+        EntryGraph plain = gpt_training(kShape, spec, part_bytes), early = plain;
         recompute(early.graph, recompute_mode("all"), nullptr);
         EXPECT_TRUE(early_updates(early.graph, {}));
         std::map<std::string, Tensor> left[2];
-        const JobGraph* jobs[] = {&plain, &early};
+        const EntryGraph* jobs[] = {&plain, &early};
         for (int i = 0; i < 2; ++i) {
           Reference reference(workers);
           for (const ValueId id : plain.graph.parameters())
@@ -104,7 +104,7 @@ TEST(EarlyUpdates, PartsOfAWeightAreClippedAsOne) {
   const OptimizerSpec spec{.optimizer = calm_optimizer("sgd"), .max_grad_norm = 1e-3, .clip_per_layer = true};
   std::map<std::string, std::vector<std::byte>> wholes[2];
   for (const bool divided : {false, true}) {
-    JobGraph job = gpt_training(kLarge, spec, divided ? 200'000 : int64_t{1} << 30);
+    EntryGraph job = gpt_training(kLarge, spec, divided ? 200'000 : int64_t{1} << 30);
     EXPECT_EQ(job.slices.empty(), !divided);
     // Each weight by its name and, of a part, its place.
     std::map<std::pair<std::string, int64_t>, std::string> pieces;

@@ -114,13 +114,13 @@ TEST(Executor, TrainingStepsGiveTheBitsOfPlainEvaluation) {
   const fixtures::GptShape shape{.layers = 2, .heads = 2, .width = 16, .vocabulary = 20, .batch = 2, .length = 8};
   for (const bool accumulate : {false, true}) {
     OptimizerSpec optimizer{.weight_decay = 0.1, .accumulate = accumulate};
-    JobGraph train = fixtures::gpt_training(shape, optimizer);
-    std::vector<JobGraph> jobs = {train};
+    EntryGraph train = fixtures::gpt_training(shape, optimizer);
+    std::vector<EntryGraph> jobs = {train};
     if (accumulate) jobs.push_back(build_update_graph(train, optimizer, {}));
-    const std::vector<JobGraph> own = jobs;
+    const std::vector<EntryGraph> own = jobs;
     std::vector<PlanEntry> entries;
     std::vector<const Graph*> graphs;
-    for (JobGraph& job : jobs) {
+    for (EntryGraph& job : jobs) {
       entries.push_back({.name = job.graph.name, .graph = &job.graph, .keep = {}, .role = job.role});
       graphs.push_back(&job.graph);
     }

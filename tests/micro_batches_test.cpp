@@ -39,7 +39,7 @@ std::map<std::string, std::vector<double>> numbers(const Reference& reference) {
 }
 
 TEST(MicroBatches, TogetherGiveTheBitsOfOneByOne) {
-  const JobGraph job = gpt_training(kFourLayers, {.accumulate = true}, /*part_bytes=*/64);
+  const EntryGraph job = gpt_training(kFourLayers, {.accumulate = true}, /*part_bytes=*/64);
   for (const RecomputeChoice& choice : {RecomputeChoice{}, RecomputeChoice{.groups = 5}, recompute_mode("sqrt")}) {
     Graph graph = job.graph;
     recompute(graph, choice);
@@ -97,7 +97,7 @@ TEST(MicroBatches, AnUpdateInTheNextStepGivesTheSameBits) {
   };
   for (const int64_t part_bytes : {int64_t{64}, int64_t{1} << 30}) {
     OptimizerSpec optimizer{.max_grad_norm = 0.05, .accumulate = true};
-    const JobGraph plain = gpt_training(kFourLayers, optimizer, part_bytes), update = build_update_graph(plain, optimizer, {});
+    const EntryGraph plain = gpt_training(kFourLayers, optimizer, part_bytes), update = build_update_graph(plain, optimizer, {});
     Reference wanted(workers);
     set_parameters(plain.graph, wanted);
     std::vector<double> wanted_losses, wanted_norms;
@@ -109,14 +109,14 @@ TEST(MicroBatches, AnUpdateInTheNextStepGivesTheSameBits) {
     EXPECT_GT(wanted_norms[0], 0.05) << "clipped";
 
     optimizer.deferred = true;
-    const JobGraph first = gpt_training(kFourLayers, optimizer, part_bytes), pending = build_pending_graph(first, optimizer, {});
-    const JobGraph flush = build_update_graph(first, optimizer, {});
+    const EntryGraph first = gpt_training(kFourLayers, optimizer, part_bytes), pending = build_pending_graph(first, optimizer, {});
+    const EntryGraph flush = build_update_graph(first, optimizer, {});
     Reference apart(workers), joined(workers);
     set_parameters(first.graph, apart);
     set_parameters(first.graph, joined);
     std::vector<double> found_losses, found_norms;
     for (size_t batch = 0; batch < 2 * kBatches; ++batch) {
-      const JobGraph& job = batch == kBatches ? pending : first;
+      const EntryGraph& job = batch == kBatches ? pending : first;
       const auto values = apart.run(job.graph, fed(job.graph, batch));
       losses(values, job.losses[0].sum, found_losses);
       if (batch % kBatches + 1 == kBatches) losses(values, job.grad_norm, found_norms);
@@ -129,9 +129,9 @@ TEST(MicroBatches, AnUpdateInTheNextStepGivesTheSameBits) {
 
     found_losses.clear(), found_norms.clear();
     for (size_t step = 0; step < 2; ++step) {
-      const JobGraph& job = step == 0 ? first : pending;
+      const EntryGraph& job = step == 0 ? first : pending;
       Graph together = job.graph;
-      std::vector<ValueId> shared = job.pending_scalars;
+      std::vector<ValueId> shared = job.deferred_scalars;
       shared.push_back(job.losses[0].inverse_count);
       const MicroBatches batches = join_micro_batches(together, kBatches, shared);
       together.verify("micro_batches");
@@ -158,7 +158,7 @@ TEST(MicroBatches, AnUpdateInTheNextStepGivesTheSameBits) {
 
 // No block is left for the next one before all micro-batches have passed it, and come back to only in the backward pass.
 TEST(MicroBatches, GoFromBlockToBlock) {
-  JobGraph job = gpt_training(kFourLayers, {.accumulate = true});
+  EntryGraph job = gpt_training(kFourLayers, {.accumulate = true});
   join_micro_batches(job.graph, kBatches, {job.losses[0].inverse_count});
   std::vector<int> forward, backward;
   for (NodeId id : job.graph.order()) {
@@ -174,15 +174,15 @@ TEST(MicroBatches, GoFromBlockToBlock) {
 // What weights cost to bring is paid once.
 TEST(MicroBatches, MoveLessThanOneByOne) {
   constexpr GptShape kShape{.layers = 4, .heads = 4, .width = 512, .vocabulary = 300, .batch = 1, .length = 8};
-  const JobGraph job = gpt_training(kShape, {.accumulate = true});
+  const EntryGraph job = gpt_training(kShape, {.accumulate = true});
   Graph apart = job.graph, together = job.graph;
   join_micro_batches(together, 4, {job.losses[0].inverse_count});
   const auto moved = [&](Graph& graph, bool ordered, int64_t limit) {
-    JobGraph update = build_update_graph(job, {.accumulate = true}, {});
+    EntryGraph update = build_update_graph(job, {.accumulate = true}, {});
     const Planner planner({{.name = "train", .graph = &graph, .ordered = ordered, .role = job.role},
                            {.name = "update", .graph = &update.graph, .role = update.role}},
                           {.threads = 2});
-    const StreamedProgram made = planner.streamed(limit, {}, {});
+    const PlannedProgram made = planner.streamed(limit, {}, {});
     verify(made.program, {&graph, &update.graph});
     EXPECT_LE(made.program.memory().bytes, limit);
     return made.forecasts[0].bytes_read + made.forecasts[0].bytes_written;

@@ -18,8 +18,8 @@ inline std::string nominal_machine(const TestFolder& folder) {
     profile.processor[threads] = {.flops = 1e11, .element_flops = 3e10, .bytes_per_second = 3e10, .far_bytes_per_second = 2e10};
     profile.disks[disk_key(folder.path, threads)] = {.read = 3e9,
                                                      .write = 3e9,
-                                                     .beside = 0.9,
-                                                     .slowed = 0.05,
+                                                     .while_computing = 0.9,
+                                                     .compute_lost = 0.05,
                                                      .read_latency = 1e-4,
                                                      .write_latency = 1e-4,
                                                      .block_bytes = int64_t{1} << 20,

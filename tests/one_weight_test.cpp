@@ -83,15 +83,15 @@ TEST(OneWeightGraphs, UpdateLater) {
     return left;
   };
   for (const double norm : {0.0, 0.5}) {
-    JobGraph plain = build_train_graph(forward, loss, {.max_grad_norm = norm}, {});
+    EntryGraph plain = build_train_graph(forward, loss, {.max_grad_norm = norm}, {});
     const Program now = plan({{.name = "train", .graph = &plain.graph, .keep = {}}}, {.threads = 2});
     const std::vector<std::byte> wanted = left_by(now, {&plain.graph}, {0, 0, 0}, nullptr);
     const OptimizerSpec later{.max_grad_norm = norm, .deferred = true};
-    JobGraph first = build_train_graph(forward, loss, later, {});
-    JobGraph pending = build_pending_graph(first, later, {}), update = build_update_graph(first, later, {});
+    EntryGraph first = build_train_graph(forward, loss, later, {});
+    EntryGraph pending = build_pending_graph(first, later, {}), update = build_update_graph(first, later, {});
     const Planner planner({{.name = "train", .graph = &pending.graph, .role = pending.role},
-                           {.name = "train-first", .graph = &first.graph, .weight = 0.01, .role = first.role},
-                           {.name = "update", .graph = &update.graph, .weight = 0.01, .role = update.role}},
+                           {.name = "train-first", .graph = &first.graph, .runs_per_step = 0.01, .role = first.role},
+                           {.name = "update", .graph = &update.graph, .runs_per_step = 0.01, .role = update.role}},
                           {.threads = 2});
     const std::vector<const Graph*> graphs{&pending.graph, &first.graph, &update.graph};
     const int64_t most = planner.resident().memory().bytes;

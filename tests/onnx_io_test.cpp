@@ -76,7 +76,7 @@ TEST(OnnxFiles, ForwardGraphsComeBackTheSame) {
 TEST(OnnxFiles, TrainingGraphsComeBackTheSame) {
   const TestFolder folder;
   for (const bool accumulate : {false, true}) {
-    const JobGraph train = build_train_graph(parse_graph(kClassifier), {}, {.accumulate = accumulate}, {});
+    const EntryGraph train = build_train_graph(parse_graph(kClassifier), {}, {.accumulate = accumulate}, {});
     const pb::ModelProto model = written(train.graph, folder);
     std::set<std::string> kinds, stages;
     for (const auto& input : model.graph().input()) {

@@ -275,7 +275,7 @@ std::map<std::string, std::vector<std::byte>> beginning(const Program& program, 
 
 TEST(Optimizer, StateBeginsAsItsDefinitionSaysInMemoryAndOnADisk) {
   const OptimizerSpec spec{.optimizer = {.def = &kOdd}, .max_grad_norm = 0};
-  JobGraph train = gpt_training(kShape, spec, int64_t{64} << 10, /*packed=*/true);
+  EntryGraph train = gpt_training(kShape, spec, int64_t{64} << 10, /*packed=*/true);
   Workers workers(2);
   const Planner planner({{.name = "train", .graph = &train.graph}}, {.threads = 2});
   const Program resident = planner.resident(), streamed = planner.streamed(0, {}, {}).program;
@@ -307,7 +307,7 @@ TEST(Optimizer, StateBeginsAsItsDefinitionSaysInMemoryAndOnADisk) {
 
 TEST(Optimizer, AMachineThatGoesOnKeepsTheDisksState) {
   const OptimizerSpec spec{.optimizer = {.def = &kOdd}, .max_grad_norm = 0};
-  JobGraph train = gpt_training(kShape, spec);
+  EntryGraph train = gpt_training(kShape, spec);
   Workers workers(1);
   const Planner planner({{.name = "train", .graph = &train.graph}}, {.threads = 1});
   const Program program = planner.streamed(0, {}, {}).program;
@@ -333,7 +333,7 @@ TEST(Optimizer, AMachineThatGoesOnKeepsTheDisksState) {
 // Of a matrix the sum of its sides, of a vector all its elements: what the plan counts.
 TEST(Optimizer, AdafactorKeepsRowsAndColumns) {
   for (const int64_t part_bytes : {int64_t{1} << 30, int64_t{64} << 10}) {
-    JobGraph train = gpt_training(kShape, {.optimizer = make_optimizer("adafactor")}, part_bytes);
+    EntryGraph train = gpt_training(kShape, {.optimizer = make_optimizer("adafactor")}, part_bytes);
     const Program program = Planner({{.name = "train", .graph = &train.graph}}, {.threads = 1}).resident();
     int64_t found = 0, wanted = 0, all = 0;
     for (const Persistent& value : program.persistent) {
@@ -382,7 +382,7 @@ TEST(Optimizer, PacksAreOfOneGroupAndOneTypeOfState) {
 }
 
 TEST(Optimizer, BlocksOfStateBeginWithEachMemberOfAPack) {
-  const JobGraph train = gpt_training(kShape, {.optimizer = {.def = &kOdd}, .max_grad_norm = 0}, int64_t{1} << 30, /*packed=*/true);
+  const EntryGraph train = gpt_training(kShape, {.optimizer = {.def = &kOdd}, .max_grad_norm = 0}, int64_t{1} << 30, /*packed=*/true);
   size_t members = 0;
   for (const auto& [name, slices] : train.slices) {
     EXPECT_EQ(slices.at(0).offset % (kStateBlock * 4), 0) << name;

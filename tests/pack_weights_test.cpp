@@ -80,7 +80,7 @@ TEST(PackWeights, MembersAreViewsIntoThePack) {
   const Graph forward = gpt_forward(kTiny);
   const Packs packs = choose_packs(forward, {});
   ASSERT_EQ(packs.size(), 2u) << "vectors, matrices";
-  const JobGraph job = gpt_training(kTiny, {.weight_decay = 0.1}, int64_t{1} << 30, /*packed=*/true);
+  const EntryGraph job = gpt_training(kTiny, {.weight_decay = 0.1}, int64_t{1} << 30, /*packed=*/true);
   const Graph& graph = job.graph;
   const size_t members = packs[0].size() + packs[1].size();
   EXPECT_EQ(members, forward.parameters().size() - 1) << "all but the embedding, which the head uses, too";
@@ -122,20 +122,20 @@ TEST(PackWeights, AllEntriesHaveTheSamePacks) {
   const Graph forward = gpt_forward(kTiny);
   const PassOptions options{.packs = choose_packs(forward, {})};
   const OptimizerSpec optimizer{.deferred = true};
-  const JobGraph train = build_train_graph(forward, {}, optimizer, options);
+  const EntryGraph train = build_train_graph(forward, {}, optimizer, options);
   GptShape other = kTiny;
   other.batch = 1;
   const Graph smaller = gpt_forward(other);
-  std::vector<JobGraph> jobs{build_train_graph(smaller, {}, optimizer, options), build_evaluate_graph(forward, {}, options),
-                             build_predict_graph(smaller, smaller.outputs.size(), options), build_pending_graph(train, optimizer, options),
-                             build_update_graph(train, optimizer, options)};
-  const auto weights = [](const JobGraph& job) {
+  std::vector<EntryGraph> jobs{build_train_graph(smaller, {}, optimizer, options), build_evaluate_graph(forward, {}, options),
+                               build_predict_graph(smaller, smaller.outputs.size(), options),
+                               build_pending_graph(train, optimizer, options), build_update_graph(train, optimizer, options)};
+  const auto weights = [](const EntryGraph& job) {
     std::map<std::string, TensorType> all;
     for (const ValueId id : job.graph.parameters()) all[job.graph.value(id).name] = job.graph.value(id).type();
     return all;
   };
   EXPECT_EQ(weights(train).size(), 3u);
-  for (const JobGraph& job : jobs) {
+  for (const EntryGraph& job : jobs) {
     EXPECT_EQ(job.slices, train.slices) << job.graph.name;
     EXPECT_TRUE(weights(job) == weights(train)) << job.graph.name;
   }
@@ -162,8 +162,8 @@ struct Left {
 };
 
 Left left_by(const OptimizerSpec& optimizer, bool packed) {
-  const JobGraph train = gpt_training(kTiny, optimizer, int64_t{1} << 30, packed);
-  std::vector<JobGraph> jobs{train};
+  const EntryGraph train = gpt_training(kTiny, optimizer, int64_t{1} << 30, packed);
+  std::vector<EntryGraph> jobs{train};
   if (optimizer.accumulate) jobs.push_back(train);
   if (optimizer.deferred) jobs.push_back(build_pending_graph(train, optimizer, {}));
   if (optimizer.accumulate || optimizer.deferred) jobs.push_back(build_update_graph(train, optimizer, {}));
@@ -183,7 +183,7 @@ Left left_by(const OptimizerSpec& optimizer, bool packed) {
   }
   Left left;
   for (size_t run = 0; run < jobs.size(); ++run) {
-    const JobGraph& job = jobs[run];
+    const EntryGraph& job = jobs[run];
     const auto values = reference.run(job.graph, step_inputs(job.graph, optimizer, kTiny.vocabulary, static_cast<uint32_t>(run)));
     for (const ValueId id : job.graph.outputs) {
       for (const double x : values.at(id).to_double()) left.results.push_back(x);
@@ -255,7 +255,7 @@ TEST(PackWeights, APackedModelComputesWhatItDoesWithoutPacks) {
 constexpr GptShape kWide{.layers = 4, .heads = 2, .width = 512, .vocabulary = 40, .batch = 1, .length = 4};
 
 struct Planned {
-  JobGraph job;
+  EntryGraph job;
   Program program;
   explicit Planned(int64_t limit) : job(gpt_training(kWide, {}, int64_t{1} << 30, /*packed=*/true)) {
     const Planner planner({{.name = "train", .graph = &job.graph}}, {.threads = 2});
@@ -266,7 +266,7 @@ struct Planned {
 // A pack goes to the disk and comes back as a whole, and less stays in memory.
 TEST(PackWeights, LowersTheLeastMemory) {
   const auto least = [&](bool packed) {
-    JobGraph job = gpt_training(kWide, {}, int64_t{1} << 30, packed);
+    EntryGraph job = gpt_training(kWide, {}, int64_t{1} << 30, packed);
     const Planner planner({{.name = "train", .graph = &job.graph}}, {.threads = 1});
     const Program program = planner.streamed(0, {}, {}).program;
     verify(program, {&job.graph});

@@ -474,7 +474,7 @@ void place_desks(Program& program, const std::vector<PagedEntry>& entries) {
   }
   int64_t& end = program.spaces[kHost].bytes;
   end = whole_sectors(end);
-  for (Place* place : {&program.desks[0], &program.desks[1], &program.spare}) {
+  for (Place* place : {&program.staging[0], &program.staging[1], &program.spare}) {
     *place = {.offset = end, .bytes = place == &program.spare ? 2 * kSector : largest, .space = kHost};
     end = place->end();
   }
@@ -485,7 +485,7 @@ void place_desks(Program& program, const std::vector<PagedEntry>& entries) {
 const KernelTable* kernels_of_pages(SpaceKind where) { return where == SpaceKind::file ? nullptr : &cpu_kernels(); }
 
 Program page(const std::vector<PagedEntry>& entries, const PagingOptions& options) {
-  Program program = program_apart();
+  Program program = discrete_program();
   program.threads = options.threads;
   program.memory().alignment = kDeviceAlignment;
   const int64_t homes_end = place_persistents(program, entries, options);

@@ -254,7 +254,7 @@ TEST_F(ParameterGroups, UpdatesReadTheScalarsOfTheirGroup) {
   PassOptions options{.part_bytes = int64_t{16} << 10, .part_rows = 16};
   optimize_forward(forward, options);
   options.packs = choose_packs(forward, {});
-  const JobGraph job = build_train_graph(forward, {}, spec, options);
+  const EntryGraph job = build_train_graph(forward, {}, spec, options);
   ASSERT_EQ(job.scalars.size(), 3u);
   EXPECT_EQ(job.graph.value(job.scalars[0]).name, kScalarsInput);
   std::map<std::string, std::string> whole_of;  // a part's or a pack's, of one of its members

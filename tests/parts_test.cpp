@@ -124,7 +124,7 @@ struct LeftByParts {
 LeftByParts left_by(const Graph& forward, const Geometry& g, const OptimizerSpec& optimizer, int64_t part_bytes, Workers& workers) {
   Graph divided = forward;
   mark_parts(divided, {.part_bytes = part_bytes});
-  const JobGraph train = build_train_graph(divided, {.terms = {{.kind = "mse"}}}, optimizer, {});
+  const EntryGraph train = build_train_graph(divided, {.terms = {{.kind = "mse"}}}, optimizer, {});
   const ValueId weight = forward.find_value("w");
   Tensor whole = random_tensor(forward.value(weight).type(), 5);
   Reference reference(workers);
@@ -251,7 +251,7 @@ Trained train_once(const Graph& forward, const Optimizer& by, int64_t part_bytes
   Graph divided = forward;
   mark_parts(divided, {.part_bytes = part_bytes});
   const OptimizerSpec optimizer{.optimizer = by, .weight_decay = 0.1, .max_grad_norm = 1e-3};
-  const JobGraph train = build_train_graph(divided, {.terms = {{.kind = "mse"}}}, optimizer, {});
+  const EntryGraph train = build_train_graph(divided, {.terms = {{.kind = "mse"}}}, optimizer, {});
   Reference reference(workers);
   for (const ValueId id : forward.parameters()) {
     const Value& value = forward.value(id);

@@ -323,7 +323,7 @@ TEST(Pipeline, OutputsKeepTheirNames) {
 
 // Chains have the bits of their ops.
 Graph chained(std::string_view text) {
-  JobGraph job{.graph = parse_graph(text)};
+  EntryGraph job{.graph = parse_graph(text)};
   const auto before = run(job.graph);
   fuse_elementwise(job, {});
   job.graph.verify("the pass");
@@ -391,7 +391,7 @@ TEST(FuseElementwise, NothingLargeStandsBetween) {
 }
 
 TEST(FuseElementwise, WhatIsChangedMeanwhileIsReadBefore) {
-  JobGraph job{.graph = parse_graph(R"(g (float[2, 3] x, float[3] mean, float[3] variance) => (float[3] y)
+  EntryGraph job{.graph = parse_graph(R"(g (float[2, 3] x, float[3] mean, float[3] variance) => (float[3] y)
      <float[3] m, float[3] v, float half = {0.5}> {
     a = Mul(m, half)
     r, s = ort_train.RunningStatistics <momentum = 0.5> (m, v, mean, variance)
@@ -456,10 +456,10 @@ TEST(Pipeline, AnAccumulatedStepComputesTheGradientsOfThePlainOne) {
   })";
   const LossSpec loss{.terms = {{.kind = "mse"}}};
   const Graph forward = parse_graph(text);
-  JobGraph plain = build_train_graph(forward, loss, {.max_grad_norm = 0}, {});
+  EntryGraph plain = build_train_graph(forward, loss, {.max_grad_norm = 0}, {});
   const OptimizerSpec accumulating{.max_grad_norm = 0, .accumulate = true};
-  JobGraph micro = build_train_graph(forward, loss, accumulating, {});
-  const JobGraph update = build_update_graph(micro, accumulating, {});
+  EntryGraph micro = build_train_graph(forward, loss, accumulating, {});
+  const EntryGraph update = build_update_graph(micro, accumulating, {});
   plain.graph.verify("train");
   update.graph.verify("update");
   EXPECT_EQ(plain.gradients.size(), 2u);
@@ -480,7 +480,7 @@ TEST(Pipeline, AGradientIsAddedToItsSumAsItIsMade) {
     s = Add(a, z)
     y = MatMul(s, both)
   })";
-  const JobGraph micro = build_train_graph(parse_graph(text), {.terms = {{.kind = "mse"}}}, {.max_grad_norm = 0, .accumulate = true}, {});
+  const EntryGraph micro = build_train_graph(parse_graph(text), {.terms = {{.kind = "mse"}}}, {.max_grad_norm = 0, .accumulate = true}, {});
   micro.graph.verify("train");
   std::map<std::string, std::vector<std::string>> adds;  // by the parameter
   for (const NodeId id : micro.graph.order()) {

@@ -19,7 +19,7 @@ struct PlannedGpt {
     program = plan({{.name = "train", .graph = &train.graph, .keep = {}}}, {.threads = 2});
   }
   std::vector<const Graph*> graphs() const { return {&train.graph}; }
-  JobGraph train;
+  EntryGraph train;
   Program program;
 };
 
@@ -120,7 +120,7 @@ TEST(PlanReport, TimelineIsTheForecast) {
   const int64_t most = planner.resident().memory().bytes, least = planner.streamed(0, {}, {}).program.memory().bytes;
   const ComputeRates compute{.flops = 1e11, .element_flops = 5e10, .bytes_per_second = 4e10, .far_bytes_per_second = 2e10};
   const StreamRates disk{.read = 3e8, .write = 2e8};
-  const StreamedProgram made = planner.streamed((most + least) / 2, compute, disk);
+  const PlannedProgram made = planner.streamed((most + least) / 2, compute, disk);
   const Timeline timeline = make_timeline(made.program, made.program.entries[0], job.train.graph, compute, disk);
   const StreamForecast& forecast = made.forecasts[0];
   EXPECT_NEAR(timeline.seconds(), forecast.seconds, 1e-9);

@@ -320,7 +320,7 @@ Graph gpt_forward(const GptShape& shape) {
   return graph;
 }
 
-JobGraph gpt_training(const GptShape& shape, OptimizerSpec optimizer, int64_t part_bytes, bool packed) {
+EntryGraph gpt_training(const GptShape& shape, OptimizerSpec optimizer, int64_t part_bytes, bool packed) {
   Graph forward = gpt_forward(shape);
   const bool tiny = part_bytes < kPackBytes;  // is divided anywhere; the others where that changes no bit
   const PassOptions options{.part_bytes = part_bytes, .part_rows = tiny ? 1 : 0, .optimizer = optimizer.optimizer};

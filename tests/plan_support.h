@@ -35,7 +35,7 @@ struct GptShape {
 };
 Graph gpt_forward(const GptShape& shape);
 // … and its training step: loss, backward, clipping, AdamW. As the job of a trainer.
-JobGraph gpt_training(const GptShape& shape, OptimizerSpec optimizer = {}, int64_t part_bytes = int64_t{1} << 30, bool packed = false);
+EntryGraph gpt_training(const GptShape& shape, OptimizerSpec optimizer = {}, int64_t part_bytes = int64_t{1} << 30, bool packed = false);
 
 // A graph that is put together by hand: its input and its weights.
 struct WeightModel {

@@ -285,7 +285,7 @@ class GptPlan : public ::testing::TestWithParam<GptCase> {};
 
 // The promise of the planner on real training steps: within 2 % of the bound. What it takes is printed, not judged.
 TEST_P(GptPlan, IsTight) {
-  JobGraph job = gpt_training(GetParam().shape, {.max_grad_norm = GetParam().max_grad_norm});
+  EntryGraph job = gpt_training(GetParam().shape, {.max_grad_norm = GetParam().max_grad_norm});
   std::vector<int64_t> workspaces(job.graph.order().size(), 0);
   const MemoryModel model = make_memory_model(job.graph, job.graph.outputs, workspaces);
   StepOrder own(workspaces.size());

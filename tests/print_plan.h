@@ -18,9 +18,10 @@ inline std::string shown_steps(int32_t first, int32_t last) {
 inline std::string print(const Problem& problem) {
   const StreamRates& disk = problem.disk;
   std::string text = fmt::format("memory {}, of which {} never moves; disk: {:g} bytes/s read, {:g} written\n", problem.memory,
-                                 problem.always, disk.read, disk.write);
+                                 problem.immovable, disk.read, disk.write);
   for (const Run& run : problem.runs) {
-    text += fmt::format("run '{}', {:g} times a step: {} steps, {:g} s of computing\n", run.name, run.weight, run.steps(), computing(run));
+    text += fmt::format("run '{}', {:g} times a step: {} steps, {:g} s of computing\n", run.name, run.runs_per_step, run.steps(),
+                        computing(run));
     for (const Block& block : run.blocks) text += fmt::format("  block {}, {}\n", block.bytes, shown_steps(block.first, block.last));
     for (const Piece& piece : run.pieces) {
       text += fmt::format("  {} {} {}, ", piece.lasting >= 0 ? "lasting" : "piece", piece.name, piece.bytes);

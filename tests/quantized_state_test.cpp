@@ -326,7 +326,7 @@ TEST(QuantizedState, IsOfLargeWeightsThatAreNoEmbeddings) {
                         {{{"min_8bit_size", 1}}, false, true, true},
                         {{{"min_8bit_size", 100'000}}, false, false, false}}) {
     for (const int64_t part_bytes : {int64_t{1} << 30, int64_t{8} << 10}) {
-      const JobGraph train = gpt_training(kShape, {.optimizer = make_optimizer("adamw_8bit", c.options)}, part_bytes, /*packed=*/true);
+      const EntryGraph train = gpt_training(kShape, {.optimizer = make_optimizer("adamw_8bit", c.options)}, part_bytes, /*packed=*/true);
       std::map<std::string, bool> found;
       int64_t bytes = 0, parameters = 0;
       for (const ValueId id : train.graph.values_of(ValueKind::optimizer_state)) {
@@ -354,7 +354,7 @@ TEST(QuantizedState, IsOfLargeWeightsThatAreNoEmbeddings) {
 
 TEST(QuantizedState, GraphsAreWrittenWithItsBytes) {
   const TestFolder folder;
-  const JobGraph train = gpt_training(kShape, {.optimizer = make_optimizer("adamw_8bit")});
+  const EntryGraph train = gpt_training(kShape, {.optimizer = make_optimizer("adamw_8bit")});
   write_graph(train.graph, folder / "train.onnx");
   const Graph read = read_graph(folder / "train.onnx");
   size_t quantized = 0;

@@ -176,7 +176,7 @@ std::map<std::string, std::vector<double>> two_steps(const Graph& graph, const s
 
 TEST(Recompute, NoRungChangesABit) {
   for (const bool deferred : {false, true}) {
-    JobGraph job = gpt_training(kTiny, {.weight_decay = 0.1, .max_grad_norm = 0.5, .deferred = deferred});
+    EntryGraph job = gpt_training(kTiny, {.weight_decay = 0.1, .max_grad_norm = 0.5, .deferred = deferred});
     if (deferred) job = build_pending_graph(job, {.deferred = true}, {});  // weights change before their first use
     std::vector<ValueId> watched = job.graph.outputs;
     for (const auto& [parameter, gradient] : job.gradients) watched.push_back(gradient);

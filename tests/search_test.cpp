@@ -7,7 +7,7 @@
 #include <chrono>
 #include <cstdio>
 
-#include "passes/plan/behind.h"
+#include "passes/plan/backing.h"
 #include "test_paths.h"
 #include "tests/device_problems.h"
 #include "tests/problem_file.h"
@@ -30,7 +30,7 @@ TEST_P(Corpus, IsPlannedAsWellAsBefore) {
   ASSERT_TRUE(plan.has_value());
   EXPECT_GE(plan->seconds, search.bound() * (1 - 1e-6));
   EXPECT_LE(plan->seconds, search.bound() * (1 + GetParam().above / 100));
-  int64_t resident = problem.always;
+  int64_t resident = problem.immovable;
   for (size_t i = 0; i < problem.lasting.size(); ++i) resident += plan->resident[i] ? problem.lasting[i].held : 0;
   for (size_t r = 0; r < problem.runs.size(); ++r)
     ort_train::fixtures::expect_sound(problem.runs[r], plan->runs[r], problem.memory - resident);
@@ -54,17 +54,17 @@ INSTANTIATE_TEST_SUITE_P(Problems, Corpus,
 struct DeviceCorpus : ::testing::TestWithParam<ort_train::fixtures::DeviceCase> {};
 
 void expect_sound_layer(const Problem& problem, const Plan& plan) {
-  int64_t resident = problem.always;
+  int64_t resident = problem.immovable;
   for (size_t i = 0; i < problem.lasting.size(); ++i) resident += plan.resident[i] ? problem.lasting[i].held : 0;
   for (size_t r = 0; r < problem.runs.size(); ++r) {
     ort_train::fixtures::expect_sound(problem.runs[r], plan.runs[r], problem.memory - resident);
     for (const Stay& stay : plan.runs[r].stays) {
       const Piece& piece = problem.runs[r].pieces[stay.piece];
       if (stay.reads) {
-        EXPECT_GE(stay.issue, piece.from) << piece.name;
+        EXPECT_GE(stay.issue, piece.first_readable_step) << piece.name;
       }
-      if (stay.writes && piece.until >= 0) {
-        EXPECT_LE(stay.released, piece.until) << piece.name;
+      if (stay.writes && piece.written_by_step >= 0) {
+        EXPECT_LE(stay.released, piece.written_by_step) << piece.name;
       }
     }
   }
@@ -74,14 +74,14 @@ TEST_P(DeviceCorpus, IsPlannedInAllMemories) {
   const Problem problem = ort_train::fixtures::problem_of(GetParam());
   EXPECT_EQ(to_json(problem_from_json(to_json(problem))), to_json(problem));
   const auto begin = std::chrono::steady_clock::now();
-  const std::optional<Layers> layers = plan_layers(problem);
+  const std::optional<HierarchyPlan> layers = plan_hierarchy(problem);
   const double took = std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
   ASSERT_TRUE(layers.has_value());
   ASSERT_EQ(layers->plans.size(), 2u);
   expect_sound_layer(problem, layers->plans[0]);
-  expect_sound_layer(layers->behind[0], layers->plans[1]);
+  expect_sound_layer(layers->backing[0], layers->plans[1]);
   EXPECT_LE(bytes_of(problem, layers->plans[0]), problem.memory);
-  EXPECT_LE(bytes_of(layers->behind[0], layers->plans[1]), problem.behind[0].bytes);
+  EXPECT_LE(bytes_of(layers->backing[0], layers->plans[1]), problem.backing[0].bytes);
   EXPECT_GE(layers->seconds, layers->bound * (1 - 1e-6));
   EXPECT_LE(layers->seconds, layers->bound * (1 + GetParam().above / 100));
   const StreamForecast& forecast = layers->forecasts[0];

@@ -166,9 +166,9 @@ TEST(MachineProfile, ComesBackOnTheSameMachineOnly) {
       .disks = {{disk_key(folder.path, 2),
                  {.read = 1e9,
                   .write = 2e9,
-                  .together = 1.5,
-                  .beside = 0.5,
-                  .slowed = 0.25,
+                  .duplex = 1.5,
+                  .while_computing = 0.5,
+                  .compute_lost = 0.25,
                   .read_latency = 0.25,
                   .write_latency = 0.5,
                   .block_bytes = 1 << 20,
@@ -208,11 +208,11 @@ TEST(MeasureDisk, GivesRatesAndLeavesNothing) {
     const DiskRates rates =
         measure_disk(folder.path, {.seconds = 0.3, .file_bytes = 48 << 20, .buffer_bytes = 32 << 20, .method = method, .work = work});
     EXPECT_GT(worked, 0);
-    EXPECT_GE(rates.together, 1);
-    EXPECT_LE(rates.together, 2);
-    EXPECT_LE(rates.beside, 1);
-    EXPECT_GE(rates.slowed, 0);
-    EXPECT_LT(rates.slowed, rates.beside);
+    EXPECT_GE(rates.duplex, 1);
+    EXPECT_LE(rates.duplex, 2);
+    EXPECT_LE(rates.while_computing, 1);
+    EXPECT_GE(rates.compute_lost, 0);
+    EXPECT_LT(rates.compute_lost, rates.while_computing);
     for (const double rate : {rates.read, rates.write}) {
       EXPECT_GT(rate, 1e6);
       EXPECT_LT(rate, 1e12);

@@ -80,7 +80,7 @@ TEST(SplitWeights, AProductBecomesAChainInPlace) {
   const ValueId y = b.named("head", 7).emit("MatMul", {m.x, w, bias}, {{"trans_b", int64_t{1}}});
   m.graph.outputs = {y};
   ASSERT_TRUE(mark_parts(m.graph, {.part_bytes = 96, .part_rows = 1}));
-  JobGraph job{.graph = m.graph};
+  EntryGraph job{.graph = m.graph};
   std::map<ValueId, std::vector<ValueId>> none;
   EXPECT_TRUE(split_weights(job, none));
   job.graph.verify("split_weights");
@@ -115,7 +115,7 @@ TEST(SplitWeights, AnyOtherUseGetsTheWeightPutTogether) {
   Reference whole(workers), parts(workers);
   const Tensor x = random_tensor({DType::float32, {3, 6}}, 1), weight = random_tensor({DType::float32, {6, 6}}, 2);
   whole.state["w"] = weight;
-  JobGraph job{.graph = m.graph};
+  EntryGraph job{.graph = m.graph};
   std::map<ValueId, std::vector<ValueId>> gradients{{w, {gradient}}};
   split_weights(job, gradients);
   job.graph.verify("split_weights");
@@ -151,8 +151,8 @@ struct LeftBySplit {
 };
 
 LeftBySplit left_by(const GptShape& shape, const OptimizerSpec& optimizer, int64_t part_bytes) {
-  const JobGraph train = gpt_training(shape, optimizer, part_bytes);
-  std::vector<JobGraph> jobs{train};
+  const EntryGraph train = gpt_training(shape, optimizer, part_bytes);
+  std::vector<EntryGraph> jobs{train};
   if (optimizer.accumulate) jobs.push_back(train);  // adds to what the first micro-batch left
   if (optimizer.deferred) jobs.push_back(build_pending_graph(train, optimizer, {}));
   if (optimizer.accumulate || optimizer.deferred) jobs.push_back(build_update_graph(train, optimizer, {}));
@@ -175,7 +175,7 @@ LeftBySplit left_by(const GptShape& shape, const OptimizerSpec& optimizer, int64
     }
   }
   LeftBySplit left;
-  for (const JobGraph& job : jobs) {
+  for (const EntryGraph& job : jobs) {
     job.graph.verify("building");
     EXPECT_EQ(job.slices, train.slices);
     const auto values = reference.run(job.graph, step_inputs(job.graph, optimizer, shape.vocabulary));
@@ -249,7 +249,7 @@ TEST(SplitWeights, AModelInPartsOfAnySizeComputesTheSameBits) {
 
 // No product, no gradient and no update of a divided weight sees more than a part of it.
 TEST(SplitWeights, NothingIsLeftOfTheWhole) {
-  const JobGraph job = gpt_training(kSmallGpt, {}, 64);
+  const EntryGraph job = gpt_training(kSmallGpt, {}, 64);
   EXPECT_EQ(job.slices.size(), 9u) << "the table, and four matrices in each of two layers";
   for (const NodeId id : job.graph.order()) {
     const Node& node = job.graph.node(id);
@@ -272,7 +272,7 @@ TEST(SplitWeights, PartsOfFrozenWeightsAreReadAndNeverWritten) {
     weight.trainable = false;
   }
   mark_parts(forward, {.part_bytes = 64 << 10});
-  JobGraph train = build_train_graph(forward, {}, {}, {}), evaluate = build_evaluate_graph(forward, {}, {});
+  EntryGraph train = build_train_graph(forward, {}, {}, {}), evaluate = build_evaluate_graph(forward, {}, {});
   const Planner planner(
       {{.name = "train", .graph = &train.graph}, {.name = "evaluate", .graph = &evaluate.graph, .role = {.kind = EntryKind::evaluate}}},
       {.threads = 1});
@@ -307,7 +307,7 @@ TEST(SplitWeights, PartsOfFrozenWeightsAreReadAndNeverWritten) {
 TEST(SplitWeights, LowersTheLeastMemory) {
   constexpr GptShape kShape{.layers = 2, .heads = 2, .width = 64, .vocabulary = 5000, .batch = 1, .length = 16};
   const auto least = [&](int64_t part_bytes) {
-    JobGraph job = gpt_training(kShape, {}, part_bytes);
+    EntryGraph job = gpt_training(kShape, {}, part_bytes);
     const Planner planner({{.name = "train", .graph = &job.graph}}, {.threads = 1});
     const Program program = planner.streamed(0, {}, {}).program;
     verify(program, {&job.graph});

@@ -29,7 +29,7 @@ TEST(StreamClock, TransfersOneAfterTheOtherBesideComputing) {
 
 TEST(StreamClock, ComputingAndTransfersTakeFromEachOther) {
   // Beside a read computing goes on at four fifths, the read at half of its rate.
-  StreamClock clock({.read = 10, .write = 20, .beside = 0.5, .slowed = 0.2});
+  StreamClock clock({.read = 10, .write = 20, .while_computing = 0.5, .compute_lost = 0.2});
   const size_t read = clock.begin(false, 10);  // a second alone; two beside computing, of which 1.6 s are computed
   EXPECT_DOUBLE_EQ(clock.lead(read), 1.6);
   clock.compute(0.8);
@@ -43,7 +43,7 @@ TEST(StreamClock, ComputingAndTransfersTakeFromEachOther) {
 }
 
 TEST(StreamClock, ATransferThatFindsTheDiskIdleTakesItsLatencyBesides) {
-  StreamClock clock({.read = 10, .write = 20, .beside = 0.5, .slowed = 0.2, .read_latency = 0.5, .write_latency = 3});
+  StreamClock clock({.read = 10, .write = 20, .while_computing = 0.5, .compute_lost = 0.2, .read_latency = 0.5, .write_latency = 3});
   const size_t read = clock.begin(false, 10), write = clock.begin(true, 20);
   EXPECT_DOUBLE_EQ(clock.wait(read), 1.5);
   EXPECT_DOUBLE_EQ(clock.wait(write), 1);        // it was waiting in line
@@ -57,7 +57,7 @@ TEST(StreamClock, ATransferThatFindsTheDiskIdleTakesItsLatencyBesides) {
 
 TEST(StreamClock, ReadsAndWritesAtOnceShareWhatTheStoreCanDo) {
   for (const double together : {1.25, 2.0}) {
-    StreamClock clock({.read = 10, .write = 20, .together = together});
+    StreamClock clock({.read = 10, .write = 20, .duplex = together});
     const size_t read = clock.begin(false, 10), write = clock.begin(true, 40);  // a second and two, each alone
     EXPECT_DOUBLE_EQ(clock.wait(read), 2 / together);
     EXPECT_DOUBLE_EQ(clock.wait(write), 1);  // of two seconds one was left, which it has for itself
@@ -66,7 +66,7 @@ TEST(StreamClock, ReadsAndWritesAtOnceShareWhatTheStoreCanDo) {
 }
 
 TEST(StreamClock, ReadsAndWritesAtOnceTakeFromComputingWhatBothCost) {
-  StreamClock clock({.read = 10, .write = 10, .together = 1.6, .beside = 0.5, .slowed = 0.4});
+  StreamClock clock({.read = 10, .write = 10, .duplex = 1.6, .while_computing = 0.5, .compute_lost = 0.4});
   clock.begin(false, 10);
   clock.begin(true, 10);
   clock.compute(1.5);  // at 0.6 of its rate; the transfers at 0.8 of half of theirs

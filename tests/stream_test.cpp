@@ -60,7 +60,7 @@ struct Job {
       entries.push_back({.name = graphs[i].name + std::to_string(i),
                          .graph = &graphs[i],
                          .keep = i < keep.size() ? keep[i] : std::vector<ValueId>{},
-                         .weight = 1.0 / static_cast<double>(i + 1),
+                         .runs_per_step = 1.0 / static_cast<double>(i + 1),
                          .ordered = vertical(i),
                          .role = i < roles.size() ? roles[i] : EntryRole{}});
     }
@@ -164,13 +164,13 @@ int64_t needed(const Program& program) {
   int64_t bytes = program.memory().persistent_bytes;
   for (const Entry& entry : program.entries) bytes = std::max(bytes, entry.peak().bytes);
   for (const Persistent& value : program.persistent) {
-    const int64_t desks = value.purpose == Purpose::gradients ? 2 : 1;
-    bytes = std::max(bytes, program.memory().persistent_bytes + desks * file_bytes(value));
+    const int64_t staging = value.purpose == Purpose::gradients ? 2 : 1;
+    bytes = std::max(bytes, program.memory().persistent_bytes + staging * file_bytes(value));
   }
   return bytes;
 }
 
-void expect_same_plan(const StreamedProgram& a, const StreamedProgram& b, const std::vector<const Graph*>& graphs) {
+void expect_same_plan(const PlannedProgram& a, const PlannedProgram& b, const std::vector<const Graph*>& graphs) {
   EXPECT_EQ(a.program.to_text(graphs), b.program.to_text(graphs));
   EXPECT_EQ(a.program.memory().bytes, b.program.memory().bytes);
   EXPECT_EQ(a.program.file().bytes, b.program.file().bytes);
@@ -182,7 +182,7 @@ void check_job(Job job, const Bytes& wanted, int limits, Workers& workers, Count
   const Planner planner(job.entries(), {.threads = workers.threads()});
   const auto graphs = job.pointers();
   const Program resident = planner.resident();
-  const StreamedProgram least = planner.streamed(0, {}, {});
+  const PlannedProgram least = planner.streamed(0, {}, {});
   std::mt19937 random(job.seed);
   count.several += job.graphs.size() > 1;
   for (int i = 0; i < limits; ++i) {
@@ -191,7 +191,7 @@ void check_job(Job job, const Bytes& wanted, int limits, Workers& workers, Count
     const auto share = [&](int64_t part) { return from + room * part * part / (parts * parts); };  // many small ones
     const int64_t below = i == 0 || i == parts ? 0 : static_cast<int64_t>(random()) % (share(i) - share(i - 1) + 1);
     const int64_t limit = i == limits - 1 ? 2 * resident.memory().bytes + (1 << 20) : share(i) - below;
-    const StreamedProgram made = planner.streamed(limit, {}, {});
+    const PlannedProgram made = planner.streamed(limit, {}, {});
     const Program& program = made.program;
     ASSERT_NO_THROW(verify(program, graphs)) << "seed " << job.seed << ", limit " << limit;
     EXPECT_LE(program.memory().bytes, limit) << "seed " << job.seed;
@@ -313,7 +313,7 @@ TEST(Stream, RandomGraphsInThreeMemoriesGiveTheBitsOfTheResidentPlan) {
     const Planner planner(job.entries(), {.threads = 1});
     const auto graphs = job.pointers();
     const int64_t most = planner.resident().memory().bytes;
-    const auto [least, least_host] = planner.least_apart();
+    const auto [least, least_host] = planner.least_discrete();
     std::mt19937 random(seed);
     for (int i = 0; i < 4; ++i) {
       SCOPED_TRACE(fmt::format("seed {}, limits {}", seed, i));
@@ -327,7 +327,7 @@ TEST(Stream, RandomGraphsInThreeMemoriesGiveTheBitsOfTheResidentPlan) {
         memories.compute = {.bytes_per_second = 1e7, .far_bytes_per_second = 1e7};
         memories.host_compute = {.bytes_per_second = 1e12, .far_bytes_per_second = 1e12};
       }
-      const std::optional<StreamedProgram> made = planner.apart(memories);
+      const std::optional<PlannedProgram> made = planner.discrete(memories);
       if (!made) {
         ASSERT_NE(i, 0) << "the least is enough";
         ++refused;
@@ -381,8 +381,8 @@ RandomTraining random_training(uint32_t seed) {
   Graph forward =
       random_forward(seed, 8 + static_cast<int>(seed % 3) * 4, {.rows = 32, .width = 128, .near = 4, .small_state = seed % 4 == 0});
   if (seed % 3 == 0) mark_parts(forward, {.part_bytes = int64_t{1} << 13, .part_rows = 64});
-  JobGraph train = build_train_graph(forward, {.terms = {{.kind = "output"}}}, optimizer, {});
-  const JobGraph update = build_update_graph(train, optimizer, {});
+  EntryGraph train = build_train_graph(forward, {.terms = {{.kind = "output"}}}, optimizer, {});
+  const EntryGraph update = build_update_graph(train, optimizer, {});
   for (ValueId id = seed % 5; id < train.graph.value_count(); id += 31) {
     const Value& value = train.graph.value(id);
     if (value.producer != kNone && value.kind == ValueKind::activation) train.graph.outputs.push_back(id);
@@ -450,13 +450,13 @@ TEST(Stream, TrainingGivesTheBitsOfTheResidentPlan) {
     for (const char* mode : {"none", "sqrt", "all"}) {
       const int threads = std::string(mode) == "sqrt" ? 1 : 2;
       const OptimizerSpec optimizer{.weight_decay = 0.1, .accumulate = accumulate};
-      const JobGraph train = gpt_training(shape, optimizer);
+      const EntryGraph train = gpt_training(shape, optimizer);
       Job job{.seed = 5, .limit = shape.vocabulary};
       job.graphs.push_back(train.graph);
       job.graphs.push_back(build_evaluate_graph(gpt_forward(shape), {}, {}).graph);
       job.roles = {train.role, {.kind = EntryKind::evaluate}};
       if (accumulate) {
-        const JobGraph update = build_update_graph(train, optimizer, {});
+        const EntryGraph update = build_update_graph(train, optimizer, {});
         job.graphs.push_back(update.graph);
         job.roles.push_back(update.role);
       }
@@ -475,7 +475,7 @@ TEST(Stream, TrainingGivesTheBitsOfTheResidentPlan) {
 
 // A training job with what its arena takes at least and at most; `tenths` of the way between them.
 struct Range {
-  JobGraph job;
+  EntryGraph job;
   int64_t least = 0, most = 0;
 
   explicit Range(const GptShape& shape) : job(gpt_training(shape)) {
@@ -497,7 +497,7 @@ TEST(Stream, CarefulPlansBearASlowerDisk) {
       const StreamRates disk{.read = rate, .write = 1.5 * rate}, slower{.read = 0.8 * rate, .write = 1.2 * rate};
       double nominal[2], slowed[2];
       for (const bool careful : {false, true}) {
-        const StreamedProgram made = range.make({.threads = 2, .for_slower_disk = careful}).streamed(range.at(tenths), {}, disk);
+        const PlannedProgram made = range.make({.threads = 2, .for_slower_disk = careful}).streamed(range.at(tenths), {}, disk);
         verify(made.program, {&range.job.graph});
         const auto seconds = [&](const StreamRates& rates) {
           return make_timeline(made.program, made.program.entries[0], range.job.graph, {}, rates).seconds();
@@ -531,14 +531,14 @@ TEST(Stream, LargePlansAreTight) {
   for (const auto& [name, shape, packing] :
        {LargeCase{"gpt2_256", {}, 1.12},
         LargeCase{"char_gpt", {.layers = 6, .heads = 6, .width = 384, .vocabulary = 65, .batch = 16, .length = 256}, 1.25}}) {
-    JobGraph job = gpt_training(shape);
+    EntryGraph job = gpt_training(shape);
     const Planner planner({{.name = "train", .graph = &job.graph, .keep = {}}}, {.threads = 2});
     const int64_t most = planner.resident().memory().bytes, least = planner.streamed(0, {}, {}).program.memory().bytes;
     EXPECT_LE(least * 3, most) << name;
     double worst = 1;
     for (int i = 0; i < 8; ++i) {
       const int64_t limit = least + (most - least) * i / 8;
-      const StreamedProgram made = planner.streamed(limit, {}, {});
+      const PlannedProgram made = planner.streamed(limit, {}, {});
       verify(made.program, {&job.graph});
       EXPECT_LE(made.program.memory().bytes, limit) << name;
       EXPECT_GE(made.program.memory().bytes * 100, least * 97) << name;

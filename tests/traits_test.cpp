@@ -85,7 +85,7 @@ TEST(Traits, AnOpSaysHowItDividesAParameterOfAnyRank) {
   ASSERT_TRUE(mark_parts(model.graph, options));
   for (const ValueId id : {model.matrix, model.transposed, model.kernel}) EXPECT_EQ(model.graph.value(id).part_rows % 320, 0) << id;
   EXPECT_EQ(model.graph.value(model.table).part_rows % 64, 0) << "lookups add nothing up";
-  JobGraph job{.graph = model.graph};
+  EntryGraph job{.graph = model.graph};
   ASSERT_TRUE(split_weights(job, model.gradients));
   job.graph.verify("split_weights");
   for (const char* name : {"matrix", "transposed", "table", "kernel"}) {
@@ -117,7 +117,7 @@ TEST(Traits, AnOpThatSaysNothingGetsTheWhole) {
   // Marked while it still said so: weights are put together, gradients taken apart.
   ASSERT_TRUE(mark_parts(model.graph, {.part_bytes = 70'000}));
   unknown.rename(model.graph, /*traits=*/false);
-  JobGraph job{.graph = model.graph};
+  EntryGraph job{.graph = model.graph};
   ASSERT_TRUE(split_weights(job, model.gradients));
   job.graph.verify("split_weights");
   std::map<std::string, size_t> count;

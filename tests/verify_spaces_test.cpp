@@ -179,7 +179,7 @@ TEST_P(VerifySpaces, AreKept) {
   caught("no file second", "first spaces", [](Program& p) { return p.spaces[kFile].kind = SpaceKind::host, true; });
   caught("an input that the host can't touch", "can't fill the input", [](Program& p) {
     p.spaces[kHost].kind = SpaceKind::device;  // what it is used for between runs is elsewhere
-    for (Place* place : {&p.desks[0], &p.desks[1], &p.spare}) place->space = 3;
+    for (Place* place : {&p.staging[0], &p.staging[1], &p.spare}) place->space = 3;
     p.spaces.push_back({.name = "more", .bytes = p.spare.end()});
     entry(p).peaks.emplace_back();
     return true;
@@ -201,16 +201,17 @@ TEST_P(VerifySpaces, AreKept) {
       return found != nullptr;
     });
   }
-  caught("a desk in the device's memory", "between runs", [](Program& p) { return p.desks[0].space = kMemory, true; });
-  caught("a desk in no space", "between runs", [](Program& p) { return p.desks[1].space = 3, true; });
-  caught("a desk that is too small", "fit on the desk", [](Program& p) { return p.desks[0].bytes = 0, true; });
+  caught("a staging area in the device's memory", "between runs", [](Program& p) { return p.staging[0].space = kMemory, true; });
+  caught("a staging area in no space", "between runs", [](Program& p) { return p.staging[1].space = 3, true; });
+  caught("a staging area that is too small", "fit in the staging area", [](Program& p) { return p.staging[0].bytes = 0, true; });
 }
 
 TEST_P(VerifySpaces, OfWhatTheHostLooksAt) {
   const auto lives_on_device = [](const Persistent& value) { return value.home.space == kMemory && value.home.bytes > 0; };
   const auto& persistent = paged.program.persistent;
   if (std::any_of(persistent.begin(), persistent.end(), [&](const Persistent& v) { return lives_on_device(v) && !v.initial; }))
-    caught("spare memory over the desk", "lies over the desk", [](Program& p) { return p.spare.offset = p.desks[0].offset, true; });
+    caught("spare memory over the staging area", "lies over the staging area",
+           [](Program& p) { return p.spare.offset = p.staging[0].offset, true; });
   if (std::any_of(persistent.begin(), persistent.end(), [&](const Persistent& v) { return lives_on_device(v) && v.initial; }))
     caught("no way for constants", "no memory to bring", [](Program& p) { return p.spare = {}, true; });
   const Entry& e = paged.program.entries[0];
@@ -221,8 +222,8 @@ TEST_P(VerifySpaces, OfWhatTheHostLooksAt) {
     });
   };
   if (kept_in(kMemory) == e.keep.end() || kept_in(kHost) == e.keep.end()) return;
-  caught("a desk over what is kept", "lies over what", [&](Program& p) {
-    p.desks[0].offset = e.value_places[*kept_in(kHost)].offset;
+  caught("a staging area over what is kept", "lies over what", [&](Program& p) {
+    p.staging[0].offset = e.value_places[*kept_in(kHost)].offset;
     return true;
   });
 }

@@ -184,9 +184,9 @@ TEST_P(VerifyStream, CatchesWrongStatements) {
   caught(
       "spare memory outside", [&](Program& p) { p.spare.bytes += kSector; }, "outside the arena");
   caught(
-      "a desk that is too small", [&](Program& p) { p.desks[0].bytes -= kSector; }, "fit on the desk");
+      "a staging area that is too small", [&](Program& p) { p.staging[0].bytes -= kSector; }, "fit in the staging area");
   caught(
-      "a desk elsewhere", [&](Program& p) { p.desks[0].offset += p.memory().bytes; }, "outside the arena");
+      "a staging area elsewhere", [&](Program& p) { p.staging[0].offset += p.memory().bytes; }, "outside the arena");
   std::vector<size_t> on_disk;
   for (size_t i = 0; i < program.persistent.size(); ++i) {
     if (is_in_file(program.persistent[i])) on_disk.push_back(i);

@@ -377,7 +377,7 @@ TEST(Verify, TakesTheKernelsWordForWorkspaces) {
 
 // A step that accumulates, the update that it leaves, and an evaluation.
 struct Roles {
-  std::vector<JobGraph> jobs;
+  std::vector<EntryGraph> jobs;
   std::vector<const Graph*> graphs;
   Program program;
   Roles() {
@@ -387,7 +387,7 @@ struct Roles {
     jobs.push_back(build_update_graph(jobs[0], optimizer, {}));
     jobs.push_back(build_evaluate_graph(fixtures::gpt_forward(shape), {}, {}));
     std::vector<PlanEntry> entries;
-    for (JobGraph& job : jobs) {
+    for (EntryGraph& job : jobs) {
       entries.push_back({.name = job.graph.name, .graph = &job.graph, .role = job.role});
       graphs.push_back(&job.graph);
     }

@@ -37,7 +37,7 @@ constexpr OpDef kAdagrad{
 };
 constexpr Kernel kAdagradKernel{
     .types = kUpdated,
-    .beside = true,
+    .background = true,
     .cost = element_update_cost<10>,
     .prepare = prepare_element_update<AdagradRule>,
 };

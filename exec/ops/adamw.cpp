@@ -52,7 +52,7 @@ constexpr OpDef kAdamW{
 };
 constexpr Kernel kAdamWKernel{
     .types = kUpdated,
-    .beside = true,
+    .background = true,
     .cost = element_update_cost<15>,
     .prepare = prepare_element_update<AdamWRule>,
 };
@@ -65,7 +65,7 @@ constexpr OpDef kAdam{
 };
 constexpr Kernel kAdamKernel{
     .types = kUpdated,
-    .beside = true,
+    .background = true,
     .cost = element_update_cost<16>,
     .prepare = prepare_element_update<AdamRule>,
 };

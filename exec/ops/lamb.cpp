@@ -83,7 +83,7 @@ constexpr OpDef kLamb{
 };
 constexpr Kernel kLambKernel{
     .types = kWide,
-    .beside = true,
+    .background = true,
     .cost = element_update_cost<16>,
     .prepare = prepare_element_update<LambRule>,
 };

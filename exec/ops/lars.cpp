@@ -76,7 +76,7 @@ constexpr OpDef kLars{
 };
 constexpr Kernel kLarsKernel{
     .types = kWide,
-    .beside = true,
+    .background = true,
     .cost = element_update_cost<7>,
     .prepare = prepare_lars,
 };

@@ -39,7 +39,7 @@ constexpr OpDef kLion{
 };
 constexpr Kernel kLionKernel{
     .types = kUpdated,
-    .beside = true,
+    .background = true,
     .cost = element_update_cost<9>,
     .prepare = prepare_element_update<LionRule>,
 };

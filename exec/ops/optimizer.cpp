@@ -136,7 +136,7 @@ constexpr OpDef kSumSquares{
 };
 constexpr Kernel kSumSquaresKernel{
     .types = kFloating,
-    .beside = true,
+    .background = true,
     .cost = per_element<4, 2>,
     .prepare = make_sum_squares,
 };
@@ -168,7 +168,7 @@ constexpr OpDef kAccumulate{
 };
 constexpr Kernel kAccumulateKernel{
     .types = kWide,
-    .beside = true,
+    .background = true,
     .cost = per_element<12, 1>,
     .prepare = make_accumulate,
 };
@@ -181,7 +181,7 @@ constexpr OpDef kClear{
 };
 constexpr Kernel kClearKernel{
     .types = kAnyType,
-    .beside = true,
+    .background = true,
     .cost = per_element<4, 0>,
     .prepare = make_clear,
 };
@@ -194,7 +194,7 @@ constexpr OpDef kStore{
 };
 constexpr Kernel kStoreKernel{
     .types = kAnyType,
-    .beside = true,
+    .background = true,
     .cost = per_element<8, 0>,
     .prepare = make_store,
 };

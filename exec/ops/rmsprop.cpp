@@ -60,7 +60,7 @@ constexpr OpDef kRMSprop{
 };
 constexpr Kernel kRMSpropKernel{
     .types = kUpdated,
-    .beside = true,
+    .background = true,
     .cost = element_update_cost<14>,
     .prepare = prepare_rmsprop,
 };

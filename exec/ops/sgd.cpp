@@ -51,7 +51,7 @@ constexpr OpDef kSGD{
 };
 constexpr Kernel kSGDKernel{
     .types = kUpdated,
-    .beside = true,
+    .background = true,
     .cost = element_update_cost<8>,
     .prepare = prepare_sgd,
 };

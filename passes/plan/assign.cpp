@@ -42,7 +42,7 @@ class Pass {
       stay.issue = stay.first;
       stay.released = stay.last + 1;
       if (stay.reads) reads_.push_back(i);
-      if (stay.writes && piece.until >= 0) due_[static_cast<size_t>(piece.until)].push_back(i);
+      if (stay.writes && piece.written_by_step >= 0) due_[static_cast<size_t>(piece.written_by_step)].push_back(i);
       const int32_t before = std::exchange(previous[stay.piece], static_cast<int32_t>(i));
       items_.push_back({.bytes = piece.bytes, .first = stay.first, .last = stay.last, .before = before});
     }
@@ -59,7 +59,7 @@ class Pass {
     for (int32_t t = 0; t <= steps; ++t) {
       for (const size_t i : ending_[static_cast<size_t>(t)]) end(i);
       if (t == steps) break;
-      for (const size_t i : due_[static_cast<size_t>(t)]) {  // what the step uses behind is there by then
+      for (const size_t i : due_[static_cast<size_t>(t)]) {  // what the step uses in the backing memory is there by then
         if (items_[i].state == State::writing) release(i, t);
       }
       const std::vector<size_t>& starting = starting_[static_cast<size_t>(t)];
@@ -76,7 +76,7 @@ class Pass {
       compute(static_cast<size_t>(t));
     }
     while (!writing_.empty()) release(writing_.front(), steps);
-    if (!done_behind_.empty()) clock_.wait_until(done_behind_.back());
+    if (!backing_done_.empty()) clock_.wait_until(backing_done_.back());
     plan_.seconds = clock_.now();
     for (size_t i = 0; i < offsets_.size(); ++i) {
       if (i < plan_.stays.size())
@@ -124,15 +124,15 @@ class Pass {
   }
 
   void compute(size_t t) {
-    const double before = done_behind_.empty() ? 0 : done_behind_.back();
-    if (!run_.seconds_behind.empty()) done_behind_.push_back(std::max(before, clock_.now()) + run_.seconds_behind[t]);
+    const double before = backing_done_.empty() ? 0 : backing_done_.back();
+    if (!run_.backing_seconds.empty()) backing_done_.push_back(std::max(before, clock_.now()) + run_.backing_seconds[t]);
     clock_.compute(run_.seconds[t]);
   }
 
-  // When what a stay reads has been computed behind.
+  // When what a stay reads has been computed in the backing memory.
   double ready(size_t i) const {
-    const int32_t from = run_.pieces[plan_.stays[i].piece].from;
-    return from == 0 || done_behind_.empty() ? 0 : done_behind_[static_cast<size_t>(from) - 1];
+    const int32_t from = run_.pieces[plan_.stays[i].piece].first_readable_step;
+    return from == 0 || backing_done_.empty() ? 0 : backing_done_[static_cast<size_t>(from) - 1];
   }
 
   // Reads ahead of their steps, in the order of need, until there is no room for one.
@@ -142,7 +142,7 @@ class Pass {
       const size_t i = reads_[r];
       if (items_[i].state != State::coming) continue;
       if (computed_[static_cast<size_t>(items_[i].first)] - computed_[static_cast<size_t>(t) + 1] > early_) return;
-      if (run_.pieces[plan_.stays[i].piece].from > t || ready(i) > clock_.now() || !is_written(i)) continue;
+      if (run_.pieces[plan_.stays[i].piece].first_readable_step > t || ready(i) > clock_.now() || !is_written(i)) continue;
       if (!(by_bytes_ ? find_bytes(i, t) : find_address(i, t))) return;
       make_room(i, t);
       begin(i, t);
@@ -223,8 +223,8 @@ class Pass {
   StreamClock clock_;
   std::vector<Item> items_;
   std::vector<double> computed_;                              // before each step, if nothing waits
-  std::vector<std::vector<size_t>> starting_, ending_, due_;  // by step: items; stays whose content it uses behind
-  std::vector<double> done_behind_;                           // by step so far: when it has computed behind
+  std::vector<std::vector<size_t>> starting_, ending_, due_;  // by step: items; stays whose content it uses in the backing memory
+  std::vector<double> backing_done_;                          // by step so far: when it has computed in the backing memory
   std::vector<size_t> reads_;                                 // in the order of need
   size_t next_ = 0;                                           // of these: those before it have begun
   std::vector<size_t> writing_;                               // in the order in which the writes were begun
@@ -239,12 +239,12 @@ Cores pack_cores(const Run& run, const std::vector<Stay>& stays, double share, c
   std::vector<ort_train::Block> blocks;
   const auto part = [&](int32_t steps) { return static_cast<int32_t>(share * steps); };
   for (const Stay& stay : stays) {
-    const int32_t before = part(stay.first - stay.issue), behind = part(stay.released - stay.last - 1);
+    const int32_t before = part(stay.first - stay.issue), after = part(stay.released - stay.last - 1);
     blocks.push_back({.bytes = run.pieces[stay.piece].bytes,
                       .first = stay.first - before,
-                      .last = stay.last + behind,
+                      .last = stay.last + after,
                       .spare_before = before,
-                      .spare_behind = behind,
+                      .spare_after = after,
                       .alignment = kSector});
   }
   for (const Block& block : run.blocks)  // of a run without steps, too

@@ -19,14 +19,14 @@ Bound::Bound(const Problem& problem, double enough, int64_t most)
       runs_(problem.runs),
       limit_(problem.memory),
       most_(most),
-      least_(least_weight(runs_)),
+      least_rate_(min_counted_runs_per_step(runs_)),
       resident_(problem.lasting.size(), -1) {
   const StreamRates& rates = problem.disk;
-  const double price = rates.slowed / rates.beside;
-  const double hidden = (rates.beside - rates.slowed) / (1 - rates.slowed);  // by a second of computing
+  const double price = rates.compute_lost / rates.while_computing;
+  const double hidden = (rates.while_computing - rates.compute_lost) / (1 - rates.compute_lost);  // by a second of computing
   price_ = price / (1 - price);
   // Reads and writes at once take at least their sum over what they reach together.
-  for (const bool write : {false, true}) rate_[write] = rates.together * rates.rate(write) / (1 - price);
+  for (const bool write : {false, true}) rate_[write] = rates.duplex * rates.rate(write) / (1 - price);
   for (const Run& run : runs_) {
     RunRows& rows = rows_.emplace_back();
     rows.begin.resize(run.seconds.size() + 1);
@@ -39,7 +39,7 @@ Bound::Bound(const Problem& problem, double enough, int64_t most)
     for (const Piece& piece : runs_[e].pieces) {
       if (piece.lasting < 0) continue;
       int32_t& column = resident_[static_cast<size_t>(piece.lasting)];
-      if (column < 0) column = program_.add_column(0, 0, problem.lasting[static_cast<size_t>(piece.lasting)].stays ? 1 : 0);
+      if (column < 0) column = program_.add_column(0, 0, problem.lasting[static_cast<size_t>(piece.lasting)].may_be_resident ? 1 : 0);
     }
   }
   for (size_t e = 0; e < runs_.size(); ++e) {
@@ -54,7 +54,7 @@ Bound::Bound(const Problem& problem, double enough, int64_t most)
     add_room(rows, -1, end);
   }
   too_large_ = is_full();
-  set_costs(least_, 0);
+  set_costs(least_rate_, 0);
   find_seconds(enough);
 }
 
@@ -90,7 +90,7 @@ void Bound::add_piece(size_t run, uint32_t number) {
   const int32_t resident = lasts ? resident_[static_cast<size_t>(piece.lasting)] : -1;
   if (lasts) occupy(rows, 0, piece.uses.front().step, resident, bytes);
   if (piece.is_read() && piece.uses.front().reads) {
-    rows.transfers.push_back({.begin = piece.from, .end = piece.uses.front().step, .constant = read});
+    rows.transfers.push_back({.begin = piece.first_readable_step, .end = piece.uses.front().step, .constant = read});
     if (lasts) rows.transfers.back().terms = {{resident, -read}};
   }
   bool changed = false;
@@ -120,10 +120,10 @@ void Bound::add_piece(size_t run, uint32_t number) {
   if (lasts) {
     const int32_t last = piece.uses.back().last() + 1;
     occupy(rows, last, steps, resident, bytes);
-    if (changed) gaps.push_back({.held = resident, .begin = last, .end = piece.until < 0 ? steps : piece.until});
-  } else if (piece.leaves && changed) {
+    if (changed) gaps.push_back({.held = resident, .begin = last, .end = piece.written_by_step < 0 ? steps : piece.written_by_step});
+  } else if (piece.used_in_store_later && changed) {
     const int32_t last = piece.uses.back().last() + 1;
-    gaps.push_back({.held = program_.add_column(0, 0, 0), .begin = last, .end = piece.until < 0 ? steps : piece.until});
+    gaps.push_back({.held = program_.add_column(0, 0, 0), .begin = last, .end = piece.written_by_step < 0 ? steps : piece.written_by_step});
   }
   add_writes(rows, change_over, write, gaps);
 }
@@ -158,8 +158,8 @@ void Bound::add_memory(size_t run) {
 
 // The load at a step: that of the row before it, and what changes between them.
 Bound::Row Bound::memory_row(RunRows& rows, int32_t step) {
-  const auto behind = rows.memory_at.upper_bound(step);
-  const auto before = behind == rows.memory_at.begin() ? rows.memory_at.end() : std::prev(behind);
+  const auto after = rows.memory_at.upper_bound(step);
+  const auto before = after == rows.memory_at.begin() ? rows.memory_at.end() : std::prev(after);
   const bool is_first = before == rows.memory_at.end();
   if (!is_first && before->first == step) return before->second;
   const int64_t room = rows.room[static_cast<size_t>(step)];
@@ -217,27 +217,27 @@ bool Bound::add_overfull(RunRows& rows) {
 }
 
 // Solves until the memory does for all runs that cost something, or for all.
-bool Bound::solve(bool is_near, double least_weight) {
+bool Bound::solve(bool is_near, double least_rate) {
   if (too_large_) return false;
   for (bool violated = true; violated; is_near = true) {
     if (!program_.solve(is_near)) return false;
     violated = false;
     for (size_t e = 0; e < runs_.size(); ++e) {
-      if (runs_[e].weight >= least_weight && !is_full() && add_overfull(rows_[e])) violated = true;
+      if (runs_[e].runs_per_step >= least_rate && !is_full() && add_overfull(rows_[e])) violated = true;
     }
   }
   return true;
 }
 
 // What is minimised: what is waited for, and what transfers cost, of runs that run often enough.
-void Bound::set_costs(double least_weight, double of_transfers) {
+void Bound::set_costs(double least_rate, double of_transfers) {
   std::map<int32_t, double> costs;
   for (size_t e = 0; e < runs_.size(); ++e) {
-    const double weight = runs_[e].weight;
-    if (weight < least_weight) continue;
-    costs[std::prev(rows_[e].waited.end())->second] += weight;
+    const double rate = runs_[e].runs_per_step;
+    if (rate < least_rate) continue;
+    costs[std::prev(rows_[e].waited.end())->second] += rate;
     for (const Transfer& transfer : rows_[e].transfers) {
-      for (const LinearTerm& term : transfer.terms) costs[term.column] += weight * (price_ + of_transfers) * term.factor;
+      for (const LinearTerm& term : transfer.terms) costs[term.column] += rate * (price_ + of_transfers) * term.factor;
     }
   }
   for (const auto& [column, cost] : costs) program_.set_cost(column, cost);
@@ -246,20 +246,20 @@ void Bound::set_costs(double least_weight, double of_transfers) {
 void Bound::find_seconds(double enough) {
   double certain = 0;
   for (size_t e = 0; e < runs_.size(); ++e) {
-    if (runs_[e].weight < least_) continue;
-    seconds_ += runs_[e].weight * rows_[e].computing;
-    for (const Transfer& transfer : rows_[e].transfers) certain += runs_[e].weight * price_ * transfer.constant;
+    if (runs_[e].runs_per_step < least_rate_) continue;
+    seconds_ += runs_[e].runs_per_step * rows_[e].computing;
+    for (const Transfer& transfer : rows_[e].transfers) certain += runs_[e].runs_per_step * price_ * transfer.constant;
   }
   certain += seconds_;
   int idle = 0;  // rounds that changed next to nothing
   bool violated = true, is_near = false;
-  for (; violated && idle < kIdleRounds && solve(is_near, least_); is_near = true) {
+  for (; violated && idle < kIdleRounds && solve(is_near, least_rate_); is_near = true) {
     const double before = seconds_;
     seconds_ = std::max(seconds_, certain + program_.bound());
     idle = is_near && seconds_ < before * (1 + kTolerance) ? idle + 1 : 0;
     violated = false;
     for (size_t e = 0; e < runs_.size() && seconds_ < enough && !is_full(); ++e) {
-      if (runs_[e].weight >= least_ && add_crowded(rows_[e])) violated = true;
+      if (runs_[e].runs_per_step >= least_rate_ && add_crowded(rows_[e])) violated = true;
     }
   }
 }

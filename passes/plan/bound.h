@@ -16,7 +16,7 @@
 // make a lower bound as well. Every plan satisfies all of it, so none is faster. Left out is that a piece takes its memory at once and
 // a transfer its time: by about the time of one block of fill and drain real plans are slower.
 //
-// The bound is for the given runs: with their order of steps, and what they recompute. Rare ones (least_weight()) don't count.
+// The bound is for the given runs: with their order of steps, and what they recompute. Rare ones (min_counted_runs_per_step()) don't count.
 
 #pragma once
 
@@ -106,7 +106,7 @@ class Bound {
   std::vector<double> free_memory(const RunRows& rows) const;
   static std::vector<Stretch> worst(std::vector<Stretch> all);
   bool add_overfull(RunRows& rows);
-  bool solve(bool is_near, double least_weight);
+  bool solve(bool is_near, double least_rate);
   int32_t waited_until(RunRows& rows, int32_t moment);
   void sort_transfers(RunRows& rows);
   int32_t sum_until(RunRows& rows, Sum& sum, int32_t moment);
@@ -115,7 +115,7 @@ class Bound {
   void add_room(RunRows& rows, int32_t begin, int32_t end);
   bool add_crowded(RunRows& rows);
   double value_of(const Transfer& transfer) const;  // in the last solution
-  void set_costs(double least_weight, double of_transfers);
+  void set_costs(double least_rate, double of_transfers);
   void find_seconds(double enough);
   bool is_full() const { return bytes() > most_; }
 
@@ -123,9 +123,9 @@ class Bound {
   const std::vector<Run>& runs_;
   const int64_t limit_;
   const int64_t most_;
-  const double least_;  // weight of runs that count
-  double price_;        // of a second of what can be waited for
-  double rate_[2];      // bytes read, written, in such a second
+  const double least_rate_;  // of runs that count
+  double price_;             // of a second of what can be waited for
+  double rate_[2];           // bytes read, written, in such a second
   LinearProgram program_;
   // Columns of the shares; -1: nothing to choose.
   std::vector<int32_t> resident_;                        // by number in Problem::lasting

@@ -39,7 +39,7 @@ class EntryMaker {
 
  private:
   // A memory of the plan, and what of it is in the entry.
-  struct Layer {
+  struct LevelPlan {
     std::vector<int32_t> storage_of_stay{};          // by stay
     std::vector<int32_t> storage_of_chain{};         // of blocks; -1: none
     std::map<int32_t, std::vector<size_t>> stays{};  // by value
@@ -73,13 +73,13 @@ class EntryMaker {
     const Value& root = graph_.value(root_of(of));
     entry_.storages.push_back({.name = root.name,
                                .purpose = purpose_of(root.kind),
-                               .place = {.bytes = bytes, .space = kSpaceOf[layer]},
+                               .place = {.bytes = bytes, .space = kSpaceOfLevel[layer]},
                                .values = values_of(of)});
     lives_.emplace_back();
     return static_cast<int32_t>(entry_.storages.size()) - 1;
   }
 
-  // Of a layer, in the order of the plan: in the memory behind, what is fed from there, and its own.
+  // Of a layer, in the order of the plan: in the backing memory, what is fed from there, and its own.
   std::vector<RunDraft::BlockOf> blocks_of(size_t layer) const {
     const RunDraft& draft = *planned_.draft;
     if (layer == 0) return draft.blocks;
@@ -87,12 +87,12 @@ class EntryMaker {
     for (size_t b = 0; b < draft.blocks.size(); ++b) {
       if (planned_.layers[0].run->blocks[b].fed) blocks.push_back(draft.blocks[b]);
     }
-    blocks.insert(blocks.end(), draft.blocks_behind.begin(), draft.blocks_behind.end());
+    blocks.insert(blocks.end(), draft.backing_blocks.begin(), draft.backing_blocks.end());
     return blocks;
   }
 
   void add_storages(size_t number) {
-    Layer& layer = layers_[number];
+    LevelPlan& layer = layers_[number];
     const size_t begin = entry_.storages.size();
     layer.storage_of_chain.assign(draft_.chains.size(), -1);
     for (const RunDraft::BlockOf& block : blocks_of(number)) {
@@ -108,7 +108,7 @@ class EntryMaker {
       entry_.storages.push_back(
           {.name = describe(graph_, entry_.code[static_cast<size_t>(at)].node),
            .purpose = Purpose::workspace,
-           .place = {.bytes = draft_.workspaces[draft_.order[static_cast<size_t>(block.step)]], .space = kSpaceOf[number]},
+           .place = {.bytes = draft_.workspaces[draft_.order[static_cast<size_t>(block.step)]], .space = kSpaceOfLevel[number]},
            .values = {}});
       lives_.emplace_back().use(at);
     }
@@ -144,9 +144,9 @@ class EntryMaker {
     }
   }
 
-  // Addresses above the persistent values. The storages are the plan's blocks and, behind those, its stays.
+  // Addresses above the persistent values. The storages are the plan's blocks and, after those, its stays.
   void place_storages(size_t number, size_t begin, size_t first_stay) {
-    const int64_t persistent_bytes = program_.spaces[kSpaceOf[number]].persistent_bytes;
+    const int64_t persistent_bytes = program_.spaces[kSpaceOfLevel[number]].persistent_bytes;
     const planning::RunPlan& plan = *planned_.layers[number].plan;
     for (size_t i = begin; i < entry_.storages.size(); ++i)
       entry_.storages[i].place.offset =
@@ -172,7 +172,7 @@ class EntryMaker {
     const int64_t inside = draft_.model.offset_of[value];
     const auto in = [&](const Place& whole) { return Place{.offset = whole.offset + inside, .bytes = bytes, .space = whole.space}; };
     const Persistent* const persistent = draft_.model.classes[c].persistent ? &persistents_[draft_.persistent_of_class[c]] : nullptr;
-    if (persistent && persistent->home.space == kSpaceOf[layer]) return in(persistent->home);
+    if (persistent && persistent->home.space == kSpaceOfLevel[layer]) return in(persistent->home);
     const int32_t found = storage_at(c, step, layer);
     return found < 0 ? Place{} : in(storage(found).place);
   }
@@ -211,8 +211,8 @@ class EntryMaker {
       const auto place = [&](ValueId value) {
         const Place found = place_of(value, t, layer);
         if (value != kNone && !(far > 0 && is_input(value))) entry_.value_places[value] = found;
-        const int32_t behind = value == kNone || layer == 0 ? -1 : storage_at(draft_.model.class_of[value], t, layer);
-        if (behind >= 0) lives_[static_cast<size_t>(behind)].use(at);
+        const int32_t backing = value == kNone || layer == 0 ? -1 : storage_at(draft_.model.class_of[value], t, layer);
+        if (backing >= 0) lives_[static_cast<size_t>(backing)].use(at);
         return found;
       };
       for (ValueId value : node.inputs) instruction.inputs.push_back(place(value));
@@ -222,7 +222,7 @@ class EntryMaker {
     }
   }
 
-  // Where copies go from and to: in the memory behind to where the value is then, in the file to its home, or to a place of the entry's
+  // Where copies go from and to: in the backing memory to where the value is then, in the file to its home, or to a place of the entry's
   // own.
   void place_copies() {
     std::map<int32_t, Place> spilled;  // by value
@@ -304,7 +304,7 @@ class EntryMaker {
   void set_peaks() {
     entry_.peaks.resize(program_.spaces.size());
     for (size_t l = 0; l < layers_.size(); ++l) {
-      const SpaceId space = kSpaceOf[l];
+      const SpaceId space = kSpaceOfLevel[l];
       std::vector<Block> blocks;
       for (const Storage& storage : entry_.storages) {
         if (storage.place.space == space) blocks.push_back({.bytes = storage.place.bytes, .first = storage.first, .last = storage.last});
@@ -319,7 +319,7 @@ class EntryMaker {
   const std::vector<Persistent>& persistents_;
   const PlannedRun& planned_;
   Program& program_;
-  std::vector<Layer> layers_;
+  std::vector<LevelPlan> layers_;
   Entry entry_;
   std::vector<Life> lives_;              // by storage
   EntryCode code_;                       // but for the instructions, which are the entry's

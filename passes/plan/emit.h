@@ -10,10 +10,10 @@
 
 namespace ort_train {
 
-// A run as it is planned, in one memory or in several: the nearest first, which is kMemory, behind it kHost.
+// A run as it is planned, in one memory or in several: the nearest first, which is kMemory, then kHost.
 struct PlannedRun {
   const RunDraft* draft = nullptr;
-  std::vector<planning::Layer> layers{};
+  std::vector<planning::LevelPlan> layers{};
 };
 
 // `persistents` have their places, which take the persistent bytes of the program's spaces. Raises the bytes of the program's file to what

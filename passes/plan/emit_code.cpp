@@ -10,11 +10,12 @@ namespace ort_train {
 // updated is written at once, which would wait for it.
 EntryCode lay_code(const Draft& draft, const PlannedRun& planned, const std::vector<Queue>& queues) {
   EntryCode made;
-  const auto add = [&](SpaceId from, SpaceId to, NodeId node = kNone, bool beside = false) {
+  const auto add = [&](SpaceId from, SpaceId to, NodeId node = kNone, bool background = false) {
     const auto find = [&](bool wanted) {
-      return std::find_if(queues.begin(), queues.end(), [&](const Queue& q) { return q.from == from && q.to == to && q.beside == wanted; });
+      return std::find_if(queues.begin(), queues.end(),
+                          [&](const Queue& q) { return q.from == from && q.to == to && q.background == wanted; });
     };
-    auto queue = find(beside);
+    auto queue = find(background);
     if (queue == queues.end()) queue = find(false);
     if (queue == queues.end())
       throw error(ErrorCode::device, "internal error: no queue between spaces {} and {}; please report this", from, to);
@@ -42,8 +43,8 @@ EntryCode lay_code(const Draft& draft, const PlannedRun& planned, const std::vec
   for (size_t t = 0; t <= last; ++t) {
     for (size_t l = layers; l-- > 0;) {
       if (t >= ends[l].size()) continue;
-      for (const size_t i : ends[l][t]) made.write_at[l][i] = add(kSpaceOf[l], store_of(planned, l));
-      for (const size_t i : issues[l][t]) made.read_at[l][i] = add(store_of(planned, l), kSpaceOf[l]);
+      for (const size_t i : ends[l][t]) made.write_at[l][i] = add(kSpaceOfLevel[l], store_of(planned, l));
+      for (const size_t i : issues[l][t]) made.read_at[l][i] = add(store_of(planned, l), kSpaceOfLevel[l]);
     }
     if (t == 0 && layers > 1) {
       for (const RunDraft::BlockOf& block : planned.draft->blocks) {
@@ -52,8 +53,8 @@ EntryCode lay_code(const Draft& draft, const PlannedRun& planned, const std::vec
       }
     }
     if (t >= steps) continue;
-    const SpaceId where = kSpaceOf[layer_of_step(planned, static_cast<int32_t>(t))];
-    made.step_at.push_back(add(where, where, draft.model.steps[draft.order[t]].node, !moves && draft.beside[draft.order[t]]));
+    const SpaceId where = kSpaceOfLevel[layer_of_step(planned, static_cast<int32_t>(t))];
+    made.step_at.push_back(add(where, where, draft.model.steps[draft.order[t]].node, !moves && draft.background[draft.order[t]]));
   }
   return made;
 }

@@ -9,12 +9,14 @@
 
 namespace ort_train {
 
-inline constexpr SpaceId kSpaceOf[] = {kMemory, kHost};  // by layer: a memory of the plan, the nearest first
+inline constexpr SpaceId kSpaceOfLevel[] = {kMemory, kHost};  // by layer: a memory of the plan, the nearest first
 
 inline const std::vector<planning::Stay>& stays_of(const PlannedRun& planned, size_t layer) { return planned.layers[layer].plan->stays; }
-// What is behind a layer.
-inline SpaceId store_of(const PlannedRun& planned, size_t layer) { return layer + 1 < planned.layers.size() ? kSpaceOf[layer + 1] : kFile; }
-inline size_t layer_of_step(const PlannedRun& planned, int32_t step) { return planned.draft->behind[static_cast<size_t>(step)] ? 1 : 0; }
+// The store of a level: the next memory, or the file.
+inline SpaceId store_of(const PlannedRun& planned, size_t layer) {
+  return layer + 1 < planned.layers.size() ? kSpaceOfLevel[layer + 1] : kFile;
+}
+inline size_t layer_of_step(const PlannedRun& planned, int32_t step) { return planned.draft->backing[static_cast<size_t>(step)] ? 1 : 0; }
 
 struct EntryCode {
   std::vector<Instruction> code{};

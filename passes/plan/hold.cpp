@@ -8,7 +8,7 @@
 namespace ort_train::planning {
 
 int64_t bytes_below(const Problem& problem, const std::vector<bool>& resident) {
-  int64_t bytes = problem.always;
+  int64_t bytes = problem.immovable;
   for (size_t i = 0; i < resident.size(); ++i) bytes += resident[i] ? problem.lasting[i].held : 0;
   return whole_sectors(bytes);
 }
@@ -72,14 +72,14 @@ void Holder::find_candidates() {
     }
   }
   for (size_t i = 0; i < owners_.size(); ++i) {
-    if (owners_[i].empty() || !problem_.lasting[i].stays) continue;
+    if (owners_[i].empty() || !problem_.lasting[i].may_be_resident) continue;
     double saved = 0, steps = 0;
     for (const Owner& owner : owners_[i]) {
       const Run& run = runs_[owner.run];
       const std::vector<Use>& uses = run.pieces[owner.piece].uses;
       const bool changed = std::any_of(uses.begin(), uses.end(), [](const Use& use) { return use.changes; });
-      saved += run.weight * ((uses.front().reads ? 1 / rates.read : 0) + (changed ? 1 / rates.write : 0));
-      steps += run.weight * (static_cast<double>(run.steps()) - std::max(0, uses.back().last() - uses.front().step - 1));
+      saved += run.runs_per_step * ((uses.front().reads ? 1 / rates.read : 0) + (changed ? 1 / rates.write : 0));
+      steps += run.runs_per_step * (static_cast<double>(run.steps()) - std::max(0, uses.back().last() - uses.front().step - 1));
     }
     add(owners_[i][0], -1, saved, steps);
   }
@@ -151,7 +151,7 @@ std::vector<Stay> Holder::stays(size_t number) const {
         stay.last = piece.uses[++u].last();
         changed |= piece.uses[u].changes;
       }
-      const bool comes_back = u + 1 < piece.uses.size() ? piece.uses[u + 1].reads : piece.is_left();
+      const bool comes_back = u + 1 < piece.uses.size() ? piece.uses[u + 1].reads : piece.needed_in_store();
       stay.writes = changed && comes_back;
       stay.issue = stay.first;
       stay.released = stay.last + 1;

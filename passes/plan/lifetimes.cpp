@@ -10,7 +10,7 @@
 namespace ort_train {
 namespace {
 
-constexpr int64_t kMovable = int64_t{64} << 10;  // bytes: what is smaller always stays in memory
+constexpr int64_t kLeastMovable = int64_t{64} << 10;  // bytes of an activation: smaller ones always stay in memory
 
 }  // namespace
 
@@ -43,7 +43,7 @@ Draft make_draft(const PlanEntry& entry, NodeKernels& kernels) {
               .role = entry.role,
               .graph = &graph,
               .keep = keep,
-              .weight = entry.weight,
+              .runs_per_step = entry.runs_per_step,
               .model = make_memory_model(graph, keep, workspaces, kernels.table())};
   if (entry.ordered) {
     draft.order.resize(draft.model.steps.size());
@@ -53,7 +53,7 @@ Draft make_draft(const PlanEntry& entry, NodeKernels& kernels) {
   }
   simulate(draft.model, draft.order, &draft.chains);
   draft.workspaces = std::move(workspaces);
-  for (const MemoryStep& step : draft.model.steps) draft.beside.push_back(kernels.table().find(*graph.node(step.node).op)->beside);
+  for (const MemoryStep& step : draft.model.steps) draft.background.push_back(kernels.table().find(*graph.node(step.node).op)->background);
   std::vector<NodeId> nodes;
   for (uint32_t step : draft.order) nodes.push_back(draft.model.steps[step].node);
   graph.set_order(std::move(nodes));
@@ -75,48 +75,49 @@ std::vector<std::vector<ValueId>> values_by_class(const Graph& graph, const Memo
 
 namespace {
 
-// A use of a value by a step, on the spot or behind.
+// A use of a value by a step, here or in the backing memory.
 struct ValueUse {
   planning::Use use;
-  bool behind = false;
+  bool backing = false;
 };
 
-void add_use(std::vector<ValueUse>& uses, int32_t step, bool reads, bool changes, bool behind) {
+void add_use(std::vector<ValueUse>& uses, int32_t step, bool reads, bool changes, bool backing) {
   if (uses.empty() || uses.back().use.step != step)
-    uses.push_back({.use = {.step = step, .reads = false, .changes = false}, .behind = behind});
+    uses.push_back({.use = {.step = step, .reads = false, .changes = false}, .backing = backing});
   uses.back().use.reads |= reads;
   uses.back().use.changes |= changes;
 }
 
-// A value as pieces: one, or one between any two steps that use it behind.
+// A value as pieces: one, or one between any two steps that use it in the backing memory.
 void add_pieces(planning::Run& run, const planning::Piece& like, const std::vector<ValueUse>& uses) {
   planning::Piece piece = like;
   for (const ValueUse& of : uses) {
-    if (!of.behind) {
-      if (piece.uses.empty()) piece.comes = like.lasting < 0 && &of != uses.data() && of.use.reads;
+    if (!of.backing) {
+      if (piece.uses.empty()) piece.starts_in_store = like.lasting < 0 && &of != uses.data() && of.use.reads;
       piece.uses.push_back(of.use);
       continue;
     }
-    run.uses_behind.push_back({.value = like.value, .bytes = like.bytes, .lasting = like.lasting, .use = of.use});
+    run.backing_uses.push_back({.value = like.value, .bytes = like.bytes, .lasting = like.lasting, .use = of.use});
     if (!piece.uses.empty()) {
-      piece.leaves = like.lasting < 0 && of.use.reads;
-      piece.until = of.use.step;
+      piece.used_in_store_later = like.lasting < 0 && of.use.reads;
+      piece.written_by_step = of.use.step;
       run.pieces.push_back(std::move(piece));
     }
     piece = like;
-    piece.from = of.use.last() + 1;
+    piece.first_readable_step = of.use.last() + 1;
   }
   if (!piece.uses.empty()) run.pieces.push_back(std::move(piece));
 }
 
 }  // namespace
 
-std::vector<bool> steps_behind(const Draft& draft, const PersistentValues& persistents, const ComputedBehind& behind,
-                               std::vector<bool>& used) {
+std::vector<bool> backing_steps(const Draft& draft, const PersistentValues& persistents, const BackingCompute& backing,
+                                std::vector<bool>& used) {
   std::vector<bool> result(draft.order.size());
-  if (!behind.wanted) return result;
+  if (!backing.wanted) return result;
   const MemoryModel& model = draft.model;
-  // What is looked at behind a run stays here, and what is fed is in the memory behind as it was fed, not as it was written over.
+  // Values read after the run must stay in this memory. Fed inputs keep their original contents in the backing memory, so a step there
+  // must not read one that was overwritten in place.
   std::vector<bool> stays(model.classes.size());
   for (const Chain& chain : draft.chains) {
     for (uint32_t c : chain.classes) stays[c] = chain.kept || (chain.fed && chain.classes.size() > 1);
@@ -124,7 +125,7 @@ std::vector<bool> steps_behind(const Draft& draft, const PersistentValues& persi
   for (size_t at = 0; at < result.size(); ++at) {
     const MemoryStep& step = model.steps[draft.order[at]];
     const auto number = [&](const PersistentUse& u) { return draft.persistent_of_class[u.of]; };
-    result[at] = behind.wanted(*draft.graph, draft.graph->node(step.node)) &&
+    result[at] = backing.wanted(*draft.graph, draft.graph->node(step.node)) &&
                  std::all_of(step.persistents.begin(), step.persistents.end(),
                              [&](const PersistentUse& u) { return persistents.may_move(number(u)); }) &&
                  std::none_of(step.reads.begin(), step.reads.end(), [&](uint32_t c) { return stays[c]; });
@@ -134,10 +135,10 @@ std::vector<bool> steps_behind(const Draft& draft, const PersistentValues& persi
 }
 
 RunDraft make_run_draft(const Draft& draft, const PersistentValues& persistents, const JobMachine& machine,
-                        const std::vector<bool>& steps_of_behind, const std::vector<bool>& used) {
+                        const std::vector<bool>& in_backing_memory, const std::vector<bool>& used) {
   const MemoryModel& model = draft.model;
   const auto steps = static_cast<int32_t>(draft.order.size());
-  RunDraft result{.run = {.name = draft.name, .weight = draft.weight}, .values = {}, .behind = steps_of_behind};
+  RunDraft result{.run = {.name = draft.name, .runs_per_step = draft.runs_per_step}, .values = {}, .backing = in_backing_memory};
   planning::Run& run = result.run;
   std::vector<uint32_t> chain_of(model.classes.size(), kNone);
   for (uint32_t i = 0; i < draft.chains.size(); ++i) {
@@ -147,15 +148,15 @@ RunDraft make_run_draft(const Draft& draft, const PersistentValues& persistents,
   for (int32_t at = 0; at < steps; ++at) {
     const MemoryStep& step = model.steps[draft.order[static_cast<size_t>(at)]];
     const Node& node = draft.graph->node(step.node);
-    const bool is_behind = steps_of_behind[static_cast<size_t>(at)];
-    for (uint32_t c : step.reads) add_use(chain_uses[chain_of[c]], at, true, false, is_behind);
-    for (uint32_t c : step.defines) add_use(chain_uses[chain_of[c]], at, false, true, is_behind);
-    for (const PersistentUse& u : step.persistents) add_use(class_uses[u.of], at, u.reads, u.changes, is_behind);
+    const bool in_backing = in_backing_memory[static_cast<size_t>(at)];
+    for (uint32_t c : step.reads) add_use(chain_uses[chain_of[c]], at, true, false, in_backing);
+    for (uint32_t c : step.defines) add_use(chain_uses[chain_of[c]], at, false, true, in_backing);
+    for (const PersistentUse& u : step.persistents) add_use(class_uses[u.of], at, u.reads, u.changes, in_backing);
     const ValueId source = viewed(node);
     const bool is_view = source != kNone && model.class_of[node.outputs[0]] == model.class_of[source];
     const auto seconds = [&](const ComputeRates& of) { return is_view ? 0 : work_of(*draft.graph, node, machine.threads, of).seconds; };
-    run.seconds.push_back(is_behind ? 0 : seconds(machine.rates));
-    if (machine.behind.wanted) run.seconds_behind.push_back(is_behind ? seconds(machine.behind.rates) : 0);
+    run.seconds.push_back(in_backing ? 0 : seconds(machine.rates));
+    if (machine.backing.wanted) run.backing_seconds.push_back(in_backing ? seconds(machine.backing.rates) : 0);
   }
   const auto name_of = [&](uint32_t c) { return draft.graph->value(model.classes[c].root).name; };
   const auto new_value = [&](bool is_chain, uint32_t index) {
@@ -167,9 +168,9 @@ RunDraft make_run_draft(const Draft& draft, const PersistentValues& persistents,
     std::vector<ValueUse>& uses = chain_uses[i];
     const bool has_gap =
         std::any_of(uses.begin(), uses.end(), [&](const ValueUse& u) { return &u != uses.data() && u.use.step > (&u - 1)->use.step + 1; });
-    const auto used_here = std::count_if(uses.begin(), uses.end(), [](const ValueUse& u) { return !u.behind; });
-    const bool used_behind = used_here < std::ssize(uses);
-    if (used_behind ? !chain.fed : machine.moves && has_gap && chain.bytes >= kMovable && !chain.fed && !chain.kept) {
+    const auto used_here = std::count_if(uses.begin(), uses.end(), [](const ValueUse& u) { return !u.backing; });
+    const bool used_in_backing = used_here < std::ssize(uses);
+    if (used_in_backing ? !chain.fed : machine.moves && has_gap && chain.bytes >= kLeastMovable && !chain.fed && !chain.kept) {
       add_pieces(run, {.name = name_of(chain.classes[0]), .bytes = whole_sectors(chain.bytes), .uses = {}, .value = new_value(true, i)},
                  uses);
       continue;
@@ -177,26 +178,26 @@ RunDraft make_run_draft(const Draft& draft, const PersistentValues& persistents,
     const planning::Block block{.bytes = chain.bytes,
                                 .first = chain.first,
                                 .last = std::min(chain.last, steps - 1),
-                                .fed = chain.fed && !used_behind && !chain.kept};
+                                .fed = chain.fed && !used_in_backing && !chain.kept};
     planning::Block there = block;
     there.fed = false;
-    if (chain.kept) there.last = steps;  // the end of a run behind
-    if (!used_behind || used_here > 0) {
+    if (chain.kept) there.last = steps;  // the end of a run of the backing memory
+    if (!used_in_backing || used_here > 0) {
       run.blocks.push_back(block);
       result.blocks.push_back({.chain = static_cast<int32_t>(i)});
     }
-    // What is fed is in the memory behind already, where it stays for who uses it there, or looks at it when the run is over.
-    if (used_behind || (chain.fed && chain.kept)) {
-      run.blocks_behind.push_back(there);
-      result.blocks_behind.push_back({.chain = static_cast<int32_t>(i)});
+    // What is fed is in the backing memory already, where it stays for who uses it there, or looks at it when the run is over.
+    if (used_in_backing || (chain.fed && chain.kept)) {
+      run.backing_blocks.push_back(there);
+      result.backing_blocks.push_back({.chain = static_cast<int32_t>(i)});
     }
   }
   for (int32_t at = 0; at < steps; ++at) {
     const int64_t bytes = draft.workspaces[draft.order[static_cast<size_t>(at)]];
     if (bytes == 0) continue;
-    const bool is_behind = result.behind[static_cast<size_t>(at)];
-    (is_behind ? run.blocks_behind : run.blocks).push_back({.bytes = aligned(bytes), .first = at, .last = at});
-    (is_behind ? result.blocks_behind : result.blocks).push_back({.step = at});
+    const bool in_backing = result.backing[static_cast<size_t>(at)];
+    (in_backing ? run.backing_blocks : run.blocks).push_back({.bytes = aligned(bytes), .first = at, .last = at});
+    (in_backing ? result.backing_blocks : result.blocks).push_back({.step = at});
   }
   for (uint32_t c = 0; c < model.classes.size(); ++c) {
     if (!model.classes[c].persistent || class_uses[c].empty()) continue;

@@ -35,12 +35,12 @@ struct Draft {
   EntryRole role{};
   const Graph* graph = nullptr;
   std::vector<ValueId> keep;
-  double weight = 1;
+  double runs_per_step = 1;
   MemoryModel model;
   StepOrder order;
   std::vector<Chain> chains;                // transient storages, by step of the order
   std::vector<int64_t> workspaces;          // by step, as the kernels want them
-  std::vector<bool> beside;                 // by step: Kernel::beside
+  std::vector<bool> background;             // by step: Kernel::background
   std::vector<size_t> persistent_of_class;  // by class; meaningful where the class is persistent
 };
 
@@ -56,8 +56,8 @@ struct PieceOf {
   uint32_t index = 0;
 };
 
-// Nodes that compute in the memory behind, and how fast that is. None where there is no such memory.
-struct ComputedBehind {
+// Nodes that compute in the backing memory, and how fast that is. None where there is no such memory.
+struct BackingCompute {
   std::function<bool(const Graph&, const Node&)> wanted = nullptr;
   ComputeRates rates{};
 };
@@ -66,7 +66,7 @@ struct ComputedBehind {
 struct JobMachine {
   int threads = 1;
   ComputeRates rates{};
-  ComputedBehind behind{};
+  BackingCompute backing{};
   bool moves = true;  // there is more than one memory
 };
 
@@ -74,20 +74,20 @@ struct JobMachine {
 struct RunDraft {
   planning::Run run;            // pieces that last have the numbers of PersistentValues
   std::vector<PieceOf> values;  // by Piece::value
-  std::vector<bool> behind;     // by step: it computes in the memory behind
-  // Of the run's blocks, and of those behind: a chain, or the workspace of a step.
+  std::vector<bool> backing;    // by step: it computes in the backing memory
+  // Of the run's blocks, and of those of the backing memory: a chain, or the workspace of a step.
   struct BlockOf {
     int32_t chain = -1, step = -1;
   };
-  std::vector<BlockOf> blocks{}, blocks_behind{};
+  std::vector<BlockOf> blocks{}, backing_blocks{};
 };
 
-// By step: whether it computes in the memory behind, as is wanted and what it uses allows. Adds to `used`, by number of PersistentValues,
+// By step: whether it computes in the backing memory, as is wanted and what it uses allows. Adds to `used`, by number of PersistentValues,
 // what lives across runs and is used there.
-std::vector<bool> steps_behind(const Draft& draft, const PersistentValues& persistents, const ComputedBehind& behind,
-                               std::vector<bool>& used);
+std::vector<bool> backing_steps(const Draft& draft, const PersistentValues& persistents, const BackingCompute& backing,
+                                std::vector<bool>& used);
 
-// `steps`: those that compute behind. `used`: what lives across runs and is used there by any entry.
+// `steps`: those that compute in the backing memory. `used`: what lives across runs and is used there by any entry.
 RunDraft make_run_draft(const Draft& draft, const PersistentValues& persistents, const JobMachine& machine, const std::vector<bool>& steps,
                         const std::vector<bool>& used);
 

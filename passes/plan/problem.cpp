@@ -8,7 +8,7 @@
 namespace ort_train::planning {
 
 std::vector<int64_t> least_load(const Problem& problem, const Run& run) {
-  std::vector<int64_t> load(run.steps(), whole_sectors(problem.always));
+  std::vector<int64_t> load(run.steps(), whole_sectors(problem.immovable));
   for (const Block& block : run.blocks) {
     for (int32_t t = block.first; t <= block.last; ++t) load[static_cast<size_t>(t)] += block.bytes;
   }

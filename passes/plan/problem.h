@@ -8,9 +8,9 @@
 // accumulator, or activations. What lives across runs is `lasting`: its content is in the store before and after each run, unless it is
 // resident, that is, held in memory by all of them. Bytes are as they are laid out: whole sectors where something moves.
 //
-// The store is a file, or another memory (a GPU's is the host's), which has a store of its own: `behind` lists them. Each memory is planned
-// by itself, the nearest first: what a plan moves is what the memory behind it has to hold (problem_behind()). Some steps may compute there
-// (updates by the host): what they use has to be there by then, and comes back from there.
+// The store is a file, or another memory (a GPU's is the host's), which has a store of its own: `backing` lists them. Each memory is
+// planned by itself, the nearest first: what a plan moves is what the memory behind it has to hold (backing_problem()). Some steps may
+// compute there (updates by the host): what they use has to be there by then, and comes back from there.
 
 #pragma once
 
@@ -35,23 +35,24 @@ struct Piece {
   int64_t bytes = 0;
   int32_t lasting = -1;     // its number in Problem::lasting; -1: made by its first use, forgotten after its last
   std::vector<Use> uses{};  // ascending, each step once; at least one
-  // Of a run in which steps compute behind. A value that these use is a piece before such a step and another one after it.
-  int32_t value = -1;                  // the same for pieces of one value; -1: it has no other
-  bool comes = false, leaves = false;  // besides what lasts: made behind before its first use; used there after its last
-  int32_t from = 0;                    // the step before which it can't be read: until then the store has no content, or an old one
-  int32_t until = -1;                  // the step that uses it behind, before which its write is complete; -1: none
-  bool is_read() const { return lasting >= 0 || comes; }
-  bool is_left() const { return lasting >= 0 || leaves; }
+  // Of a run in which steps compute in the backing memory. A value that these use is a piece before such a step and another one after it.
+  int32_t value = -1;                // the same for pieces of one value; -1: it has no other
+  bool starts_in_store = false;      // besides what lasts: made in the backing memory before its first use
+  bool used_in_store_later = false;  // likewise: used there after its last use
+  int32_t first_readable_step = 0;   // the step before which it can't be read: until then the store has no content, or an old one
+  int32_t written_by_step = -1;      // the step that uses it in the backing memory, before which its write is complete; -1: none
+  bool is_read() const { return lasting >= 0 || starts_in_store; }
+  bool needed_in_store() const { return lasting >= 0 || used_in_store_later; }
 };
 
 struct Block {
   int64_t bytes = 0;
   int32_t first = 0, last = 0;  // steps, inclusive
-  bool fed = false;             // filled from the memory behind, if there is one, before the first step
+  bool fed = false;             // filled from the backing memory, if there is one, before the first step
 };
 
-// What a step that computes in the memory behind uses there.
-struct BehindUse {
+// What a step that computes in the backing memory uses there.
+struct BackingUse {
   int32_t value = 0;  // Piece::value
   int64_t bytes = 0;
   int32_t lasting = -1;
@@ -60,40 +61,40 @@ struct BehindUse {
 
 struct Run {
   std::string name{};
-  double weight = 1;              // how often it runs, for an optimizer step: below least_weight() it is no part of one
+  double runs_per_step = 1;       // of an optimizer; rarer than min_counted_runs_per_step() it constrains the memory alone
   std::vector<double> seconds{};  // that each step computes
   std::vector<Block> blocks{};
   std::vector<Piece> pieces{};
-  // Of steps that compute in the memory behind: their seconds there (by step; empty: none do), what they use, and memory that only they
+  // Of steps that compute in the backing memory: their seconds there (by step; empty: none do), what they use, and memory that only they
   // use.
-  std::vector<double> seconds_behind{};
-  std::vector<BehindUse> uses_behind{};
-  std::vector<Block> blocks_behind{};
+  std::vector<double> backing_seconds{};
+  std::vector<BackingUse> backing_uses{};
+  std::vector<Block> backing_blocks{};
   size_t steps() const { return seconds.size(); }
 };
 
 struct Lasting {
   std::string name{};
-  int64_t bytes = 0;  // of its pieces
-  int64_t held = 0;   // of memory, where it is resident
-  bool stays = true;  // may be resident; false: it is changed behind
+  int64_t bytes = 0;            // of its pieces
+  int64_t held = 0;             // of memory, where it is resident
+  bool may_be_resident = true;  // false: it is changed in the backing memory
 };
 
 // A memory between the one that is computed in and the file.
-struct MemoryBehind {
+struct BackingMemory {
   std::string name{};
   int64_t bytes = 0;
   int64_t between_runs = 0;  // of these, that are taken between runs, above what is resident
-  StreamRates store{};       // between it and what lies behind it
+  StreamRates store{};       // between it and its own store
 };
 
 struct Problem {
-  std::string name{};                  // which alternative of a job this is
-  int64_t memory = 0;                  // bytes
-  int64_t always = 0;                  // of these, taken by what lives across runs and never moves
-  StreamRates disk{};                  // transfers between memory and store
-  std::vector<MemoryBehind> behind{};  // the nearest first; none: the store is a file
-  std::vector<Lasting> lasting{};      // what may move
+  std::string name{};                    // which alternative of a job this is
+  int64_t memory = 0;                    // bytes
+  int64_t immovable = 0;                 // of these, taken by what lives across runs and never moves
+  StreamRates disk{};                    // transfers between memory and store
+  std::vector<BackingMemory> backing{};  // the nearest first; none: the store is a file
+  std::vector<Lasting> lasting{};        // what may move
   std::vector<Run> runs{};
 };
 
@@ -106,9 +107,9 @@ double computing(const Run& run);
 // Seconds of an optimizer step, where a run takes so many by its number: runs that run rarely are left out.
 template <typename Seconds> double step_seconds(const Problem& problem, Seconds&& seconds) {
   double sum = 0;
-  const double least = least_weight(problem.runs);
+  const double least = min_counted_runs_per_step(problem.runs);
   for (size_t r = 0; r < problem.runs.size(); ++r) {
-    if (problem.runs[r].weight >= least) sum += problem.runs[r].weight * seconds(r);
+    if (problem.runs[r].runs_per_step >= least) sum += problem.runs[r].runs_per_step * seconds(r);
   }
   return sum;
 }

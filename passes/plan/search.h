@@ -46,7 +46,7 @@ class Search {
   void find_orders(size_t count);
   void hold(const Setting& setting);
   int64_t free_bytes(double share) const { return static_cast<int64_t>(share * static_cast<double>(problem_.memory - floor_)); }
-  bool counts(size_t run) const { return problem_.runs[run].weight >= least_weight(problem_.runs); }
+  bool counts(size_t run) const { return problem_.runs[run].runs_per_step >= min_counted_runs_per_step(problem_.runs); }
   RunPlan wish(size_t run, double early, double share) const;
   std::vector<Setting> ranked();
   std::optional<RunPlan> place(size_t run, double early) const;

@@ -9,7 +9,7 @@ namespace {
 
 // The transfers of a layer, by the step at which something happens to them.
 struct Events {
-  explicit Events(const Layer& layer) : stays(layer.plan->stays), reads(stays.size()), writes(stays.size()) {
+  explicit Events(const LevelPlan& layer) : stays(layer.plan->stays), reads(stays.size()), writes(stays.size()) {
     for (auto* list : {&issued, &first, &ended, &released}) list->resize(layer.run->steps() + 1);
     for (size_t i = 0; i < stays.size(); ++i) {
       if (stays[i].reads) {
@@ -29,10 +29,10 @@ struct Events {
 
 }  // namespace
 
-StreamForecast forecast_of(const std::vector<Layer>& layers) {
+StreamForecast forecast_of(const std::vector<LevelPlan>& layers) {
   std::vector<Events> events;
   std::vector<StreamRates> stores;
-  for (const Layer& layer : layers) {
+  for (const LevelPlan& layer : layers) {
     events.emplace_back(layer);
     stores.push_back(layer.store);
   }
@@ -40,7 +40,7 @@ StreamForecast forecast_of(const std::vector<Layer>& layers) {
   const size_t steps = run.steps();
   StreamForecast forecast;
   StreamClock clock(stores);
-  double behind = 0;                    // when what was computed behind is over
+  double backing_done = 0;              // when what was computed in the backing memory is over
   std::vector<double> done(steps + 1);  // by step: that of its own
   const auto begin = [&](size_t l, bool write, const Stay& stay) {
     const Piece& piece = layers[l].run->pieces[stay.piece];
@@ -52,9 +52,9 @@ StreamForecast forecast_of(const std::vector<Layer>& layers) {
       (write ? forecast.down : forecast.up) += seconds;
       (write ? forecast.bytes_down : forecast.bytes_up) += piece.bytes;
     }
-    if (l == 0 && !write && piece.from > 0) {
+    if (l == 0 && !write && piece.first_readable_step > 0) {
       const double before = clock.now();
-      clock.wait_until(done[static_cast<size_t>(piece.from) - 1]);
+      clock.wait_until(done[static_cast<size_t>(piece.first_readable_step) - 1]);
       forecast.stalled += clock.now() - before;
     }
     return clock.begin(write, piece.bytes, l);
@@ -70,14 +70,14 @@ StreamForecast forecast_of(const std::vector<Layer>& layers) {
       for (const size_t i : of.first[t]) forecast.stalled += clock.wait(of.reads[i]);
     }
     if (t >= steps) continue;
-    if (!run.seconds_behind.empty()) done[t] = behind = std::max(behind, clock.now()) + run.seconds_behind[t];
+    if (!run.backing_seconds.empty()) done[t] = backing_done = std::max(backing_done, clock.now()) + run.backing_seconds[t];
     clock.compute(run.seconds[t]);
     forecast.compute += run.seconds[t];
   }
-  forecast.stalled += std::max(0.0, behind - clock.now());
-  clock.wait_until(behind);
+  forecast.stalled += std::max(0.0, backing_done - clock.now());
+  clock.wait_until(backing_done);
   forecast.seconds = clock.now();
-  forecast.slowed = std::max(0.0, forecast.seconds - forecast.compute - forecast.stalled);
+  forecast.contention = std::max(0.0, forecast.seconds - forecast.compute - forecast.stalled);
   return forecast;
 }
 

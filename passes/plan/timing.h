@@ -9,14 +9,14 @@
 namespace ort_train::planning {
 
 // A run in one memory, as it is planned.
-struct Layer {
+struct LevelPlan {
   const Run* run = nullptr;
   const RunPlan* plan = nullptr;
   StreamRates store{};
 };
 
 // At each step, first in the farthest memory: writes begin, writes are waited for, reads begin, reads are waited for; and then it computes,
-// as emitted programs do. What steps compute in the memory behind goes on beside that. `layers`: the nearest memory first.
-StreamForecast forecast_of(const std::vector<Layer>& layers);
+// as emitted programs do. What steps compute in the backing memory goes on beside that. `layers`: the nearest memory first.
+StreamForecast forecast_of(const std::vector<LevelPlan>& layers);
 
 }  // namespace ort_train::planning

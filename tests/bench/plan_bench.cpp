@@ -10,7 +10,7 @@
 #include <optional>
 
 #include "graph/error.h"
-#include "passes/plan/behind.h"
+#include "passes/plan/backing.h"
 #include "tests/fastest_alternative.h"
 #include "tests/print_plan.h"
 #include "tests/problem_file.h"
@@ -21,7 +21,7 @@ namespace {
 // A plan for each memory.
 void plan_all_memories(const std::string& name, const Problem& problem) {
   const auto begin = std::chrono::steady_clock::now();
-  const std::optional<Layers> layers = plan_layers(problem);
+  const std::optional<HierarchyPlan> layers = plan_hierarchy(problem);
   if (!layers) throw error(ErrorCode::data, "{}: its memories are too small", name);
   const double took = std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
   fmt::print(R"({{"problem": "{}", "bound_s": {:.6g}, "plan_s": {:.6g}, "above_percent": {:.2f}, "took_s": {:.2f}}})"
@@ -32,7 +32,7 @@ void plan_all_memories(const std::string& name, const Problem& problem) {
 void plan_file(const std::string& path, bool prints) {
   const std::vector<Problem> alternatives = read_problems(path);
   const std::string name = std::filesystem::path(path).stem().stem().string();
-  if (!alternatives[0].behind.empty()) return plan_all_memories(name, alternatives[0]);
+  if (!alternatives[0].backing.empty()) return plan_all_memories(name, alternatives[0]);
   const auto begin = std::chrono::steady_clock::now();
   const Fastest fastest = fastest_of(alternatives);
   const double took = std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();

@@ -1,7 +1,7 @@
-// behind: what a plan asks of the memory behind the one that it is for, as a problem of its own.
+// backing: what a plan asks of the memory behind the one that it is for (its backing memory), as a problem of its own.
 //
 // What is read from there has to be there from the beginning of its copy to the end; what is written, likewise; what steps compute there,
-// at those steps. Between these it may leave for what lies behind that memory, unless it is resident there. What is resident in the nearer
+// at those steps. Between these it may leave for that memory's own store, unless it is resident there. What is resident in the nearer
 // memory is no piece of this problem.
 //
 // A run has one more step than the one in front of it: the end, at which the last copies are over. One run more is what the memory is used
@@ -17,30 +17,30 @@
 
 namespace ort_train::planning {
 
-// The problem's memory is that of problem.behind[0]. Pieces have the values of those in front. A run's blocks are the fed ones in front, in
-// their order, and its blocks_behind.
-Problem problem_behind(const Problem& problem, const std::vector<bool>& resident, const std::vector<RunPlan>& runs);
+// The problem's memory is that of problem.backing[0]. Pieces have the values of those in front. A run's blocks are the fed ones in front,
+// in their order, and its backing_blocks.
+Problem backing_problem(const Problem& problem, const std::vector<bool>& resident, const std::vector<RunPlan>& runs);
 
 // A plan for each memory, the nearest first.
-struct Layers {
-  std::vector<Problem> behind{};  // of all but the nearest
+struct HierarchyPlan {
+  std::vector<Problem> backing{};  // of all but the nearest
   std::vector<Plan> plans{};
   std::vector<StreamForecast> forecasts{};  // by run
   double seconds = 0;                       // of an optimizer step
   double bound = 0;                         // no plan takes less
 
-  std::vector<Layer> of_run(const Problem& nearest, size_t run) const;
+  std::vector<LevelPlan> of_run(const Problem& nearest, size_t run) const;
 };
 
 // What the runs are expected to take.
-void set_forecasts(const Problem& problem, Layers& layers);
+void set_forecasts(const Problem& problem, HierarchyPlan& layers);
 
 // What a plan takes of its problem's memory.
 int64_t bytes_of(const Problem& problem, const Plan& plan);
 
-// The fastest that it finds; none where it finds no room. One memory behind the nearest at most.
-std::optional<Layers> plan_layers(const Problem& problem);
+// The fastest that it finds; none where it finds no room. One backing memory the nearest at most.
+std::optional<HierarchyPlan> plan_hierarchy(const Problem& problem);
 // Of least memory, the nearest first: those of all memories are as large as they have to be.
-Layers least_layers(const Problem& problem);
+HierarchyPlan smallest_hierarchy(const Problem& problem);
 
 }  // namespace ort_train::planning

@@ -1,6 +1,6 @@
 // Programs with memory to spare: products are put off to the end, so that the last updates have something to run beside.
 
-#include "passes/beside.h"
+#include "passes/background.h"
 
 #include <fmt/format.h>
 #include <gtest/gtest.h>
@@ -22,11 +22,11 @@ struct Steps {
   std::vector<bool> beside;
   std::vector<double> seconds;
 
-  uint32_t add(double takes, bool is_beside = false, int behind = -1) {
+  uint32_t add(double takes, bool in_background = false, int behind = -1) {
     const auto step = static_cast<uint32_t>(order.size());
     model.steps.emplace_back();
     order.push_back(step);
-    beside.push_back(is_beside);
+    beside.push_back(in_background);
     seconds.push_back(takes);
     if (behind >= 0) wait(step, static_cast<uint32_t>(behind));
     return step;
@@ -43,7 +43,7 @@ Steps two_products() {
   Steps steps;
   for (const double product : {1.0, 1.0, 0.1}) {
     const auto at = static_cast<int>(steps.add(product));
-    steps.add(product == 1 ? 1 : 2, /*is_beside=*/true, at);
+    steps.add(product == 1 ? 1 : 2, /*in_background=*/true, at);
   }
   return steps;
 }
@@ -78,12 +78,12 @@ TEST(ProductsLast, LeaveUpdatesBehindTheNorm) {
   Steps steps;
   for (int product = 0; product < 2; ++product) {
     const auto at = static_cast<int>(steps.add(1));
-    steps.add(0.5, /*is_beside=*/true, at);  // its sum of squares
+    steps.add(0.5, /*in_background=*/true, at);  // its sum of squares
   }
-  steps.add(2, /*is_beside=*/true);                               // something else
+  steps.add(2, /*in_background=*/true);                           // something else
   const auto norm = static_cast<int>(steps.add(0.01, false, 1));  // 5
   steps.wait(5, 3);
-  for (const uint32_t product : {0, 2}) steps.wait(steps.add(1, /*is_beside=*/true, norm), product);
+  for (const uint32_t product : {0, 2}) steps.wait(steps.add(1, /*in_background=*/true, norm), product);
   EXPECT_EQ(steps.products_last(), (StepOrder{4, 0, 1, 2, 3, 5, 6, 7}));
 }
 
@@ -92,20 +92,20 @@ TEST(Roomy, ProgramsOfGptEndWithProducts) {
   constexpr GptShape kShape{.layers = 4, .heads = 4, .width = 128, .vocabulary = 8000, .length = 64};
   for (const auto& [threads, max_norm] : {std::pair(1, 0.0), {2, 0.0}, {16, 0.0}, {2, 1.0}, {16, 1.0}}) {
     SCOPED_TRACE(fmt::format("{} threads, max_grad_norm {}", threads, max_norm));
-    JobGraph job = gpt_training(kShape, {.optimizer = make_optimizer("adamw"), .max_grad_norm = max_norm}, /*part_bytes=*/512 << 10);
+    EntryGraph job = gpt_training(kShape, {.optimizer = make_optimizer("adamw"), .max_grad_norm = max_norm}, /*part_bytes=*/512 << 10);
     Planner planner({{.name = "train", .graph = &job.graph}}, {.threads = threads});
     const Program plain = planner.resident();
-    planner.leave_room();
-    const Program roomy = planner.resident();
+    planner.overlap_updates();
+    const Program overlapped = planner.resident();
     const auto seconds = [&](const Program& program) { return run_work(program, program.entries[0], job.graph, ComputeRates{}).seconds; };
     const auto kernels = [](SpaceKind) { return &cpu_kernels(); };
-    verify(roomy, {&job.graph}, kernels);
+    verify(overlapped, {&job.graph}, kernels);
     if (threads == 1) {
-      EXPECT_EQ(seconds(roomy), seconds(plain));
+      EXPECT_EQ(seconds(overlapped), seconds(plain));
       continue;
     }
-    EXPECT_LT(seconds(roomy), (max_norm == 0 ? 0.95 : 1.0) * seconds(plain));
-    EXPECT_LT(roomy.memory().bytes, 1.2 * static_cast<double>(plain.memory().bytes));
+    EXPECT_LT(seconds(overlapped), (max_norm == 0 ? 0.95 : 1.0) * seconds(plain));
+    EXPECT_LT(overlapped.memory().bytes, 1.2 * static_cast<double>(plain.memory().bytes));
   }
 }
 

@@ -1,4 +1,4 @@
-#include "passes/plan/behind.h"
+#include "passes/plan/backing.h"
 
 #include <algorithm>
 #include <map>
@@ -32,9 +32,9 @@ class Values {
     // One without a number has no other piece: it gets a number that no value has.
     add(of.value >= 0 ? of.value : -1 - static_cast<int32_t>(piece), {.name = of.name, .bytes = of.bytes, .lasting = of.lasting}, use);
   }
-  // What steps that compute behind use.
-  void add_behind() {
-    for (const BehindUse& of : run_.uses_behind) {
+  // What steps that compute in the backing memory use.
+  void add_backing_uses() {
+    for (const BackingUse& of : run_.backing_uses) {
       const std::string& name = of.lasting >= 0 ? problem_.lasting[static_cast<size_t>(of.lasting)].name : run_.name;
       add(of.value, {.name = name, .bytes = of.bytes, .lasting = of.lasting}, of.use);
     }
@@ -58,92 +58,92 @@ class Values {
   std::map<int32_t, Piece> values_;  // by number
 };
 
-Run run_behind(const Problem& problem, const Run& run, const RunPlan& plan) {
+Run backing_run(const Problem& problem, const Run& run, const RunPlan& plan) {
   Values values(problem, run);
   for (const Stay& stay : plan.stays) {
     if (stay.reads) values.add(stay.piece, {.step = stay.issue, .steps = stay.first - stay.issue + 1});
     if (stay.writes) values.add(stay.piece, {.step = stay.last + 1, .reads = false, .changes = true, .steps = stay.released - stay.last});
   }
-  values.add_behind();
-  Run result{.name = run.name, .weight = run.weight, .seconds = run.seconds, .pieces = values.pieces()};
+  values.add_backing_uses();
+  Run result{.name = run.name, .runs_per_step = run.runs_per_step, .seconds = run.seconds, .pieces = values.pieces()};
   result.seconds.push_back(0);
   for (const Block& block : run.blocks) {
     if (block.fed) result.blocks.push_back({.bytes = block.bytes, .first = 0, .last = 0});
   }
-  for (const Block& block : run.blocks_behind) result.blocks.push_back({.bytes = block.bytes, .first = block.first, .last = block.last});
+  for (const Block& block : run.backing_blocks) result.blocks.push_back({.bytes = block.bytes, .first = block.first, .last = block.last});
   return result;
 }
 
-// Without `ahead` copies begin and end at their steps, so that the memory behind holds as few at a time as it can.
-Layers in_front_of_behind(const Problem& problem, Plan near, bool ahead) {
+// Without `ahead` copies begin and end at their steps, so that the backing memory holds as few at a time as it can.
+HierarchyPlan with_backing_problem(const Problem& problem, Plan near, bool ahead) {
   for (RunPlan& run : near.runs) {
     for (Stay& stay : run.stays) {
       if (!ahead) stay.issue = stay.first, stay.released = stay.last + 1;
     }
   }
-  Layers layers{.plans = {std::move(near)}};
-  layers.behind = {problem_behind(problem, layers.plans[0].resident, layers.plans[0].runs)};
+  HierarchyPlan layers{.plans = {std::move(near)}};
+  layers.backing = {backing_problem(problem, layers.plans[0].resident, layers.plans[0].runs)};
   return layers;
 }
 
-// Holds in the memory behind what a plan for the nearest one needs there.
-std::optional<Layers> add_behind(const Problem& problem, const Plan& near) {
+// Holds in the backing memory what a plan for the nearest one needs there.
+std::optional<HierarchyPlan> plan_backing(const Problem& problem, const Plan& near) {
   for (const bool ahead : {true, false}) {
-    Layers layers = in_front_of_behind(problem, near, ahead);
-    const Problem& behind = layers.behind[0];
-    if (behind.memory < floor_bytes(behind)) continue;
-    std::optional<Plan> plan = Search(behind).best();
-    layers.plans.push_back(plan ? std::move(*plan) : least_plan(behind));
-    if (bytes_of(behind, layers.plans[1]) > behind.memory) continue;
+    HierarchyPlan layers = with_backing_problem(problem, near, ahead);
+    const Problem& backing = layers.backing[0];
+    if (backing.memory < floor_bytes(backing)) continue;
+    std::optional<Plan> plan = Search(backing).best();
+    layers.plans.push_back(plan ? std::move(*plan) : least_plan(backing));
+    if (bytes_of(backing, layers.plans[1]) > backing.memory) continue;
     set_forecasts(problem, layers);
     return layers;
   }
   return std::nullopt;
 }
 
-// All memories as one: nothing that moves between them takes time. What is used, here or behind, has to be in one of them.
+// All memories as one: nothing that moves between them takes time. What is used, here or in the backing memory, has to be in one of them.
 double bound_of_all(const Problem& problem) {
   Problem all = problem;
-  for (const MemoryBehind& memory : problem.behind) all.memory += memory.bytes, all.disk = memory.store;
-  all.behind.clear();
-  for (Lasting& value : all.lasting) value.stays = true;
+  for (const BackingMemory& memory : problem.backing) all.memory += memory.bytes, all.disk = memory.store;
+  all.backing.clear();
+  for (Lasting& value : all.lasting) value.may_be_resident = true;
   for (Run& run : all.runs) {
     Values values(problem, run);
     for (uint32_t p = 0; p < run.pieces.size(); ++p) {
       for (const Use& use : run.pieces[p].uses) values.add(p, use);
     }
-    values.add_behind();
+    values.add_backing_uses();
     run.pieces = values.pieces();
-    run.uses_behind.clear();
-    run.seconds_behind.clear();
-    run.blocks_behind.clear();
+    run.backing_uses.clear();
+    run.backing_seconds.clear();
+    run.backing_blocks.clear();
   }
   return Bound(all).seconds();
 }
 
 }  // namespace
 
-Problem problem_behind(const Problem& problem, const std::vector<bool>& resident, const std::vector<RunPlan>& runs) {
-  const MemoryBehind& memory = problem.behind.at(0);
-  Problem result{.memory = memory.bytes, .disk = memory.store, .behind = {problem.behind.begin() + 1, problem.behind.end()}};
+Problem backing_problem(const Problem& problem, const std::vector<bool>& resident, const std::vector<RunPlan>& runs) {
+  const BackingMemory& memory = problem.backing.at(0);
+  Problem result{.memory = memory.bytes, .disk = memory.store, .backing = {problem.backing.begin() + 1, problem.backing.end()}};
   result.lasting = problem.lasting;
-  for (size_t i = 0; i < result.lasting.size(); ++i) result.lasting[i].stays = !resident[i];
-  for (size_t r = 0; r < runs.size(); ++r) result.runs.push_back(run_behind(problem, problem.runs[r], runs[r]));
-  result.runs.push_back({.name = "between runs", .weight = 0, .seconds = {0}});
+  for (size_t i = 0; i < result.lasting.size(); ++i) result.lasting[i].may_be_resident = !resident[i];
+  for (size_t r = 0; r < runs.size(); ++r) result.runs.push_back(backing_run(problem, problem.runs[r], runs[r]));
+  result.runs.push_back({.name = "between runs", .runs_per_step = 0, .seconds = {0}});
   result.runs.back().blocks.push_back({.bytes = memory.between_runs});
   return result;
 }
 
-std::vector<Layer> Layers::of_run(const Problem& nearest, size_t run) const {
-  std::vector<Layer> result;
+std::vector<LevelPlan> HierarchyPlan::of_run(const Problem& nearest, size_t run) const {
+  std::vector<LevelPlan> result;
   for (size_t l = 0; l < plans.size(); ++l) {
-    const Problem& problem = l == 0 ? nearest : behind[l - 1];
+    const Problem& problem = l == 0 ? nearest : backing[l - 1];
     result.push_back({.run = &problem.runs[run], .plan = &plans[l].runs[run], .store = problem.disk});
   }
   return result;
 }
 
-void set_forecasts(const Problem& problem, Layers& layers) {
+void set_forecasts(const Problem& problem, HierarchyPlan& layers) {
   layers.forecasts.clear();
   for (size_t r = 0; r < problem.runs.size(); ++r) layers.forecasts.push_back(forecast_of(layers.of_run(problem, r)));
   layers.seconds = step_seconds(problem, [&](size_t r) { return layers.forecasts[r].seconds; });
@@ -159,26 +159,26 @@ int64_t bytes_of(const Problem& problem, const Plan& plan) {
   return bytes_below(problem, plan.resident) + most;
 }
 
-std::optional<Layers> plan_layers(const Problem& problem) {
-  std::optional<Layers> best;
+std::optional<HierarchyPlan> plan_hierarchy(const Problem& problem) {
+  std::optional<HierarchyPlan> best;
   double bound = 0;
   if (problem.memory >= floor_bytes(problem)) {
     Search search(problem);
     bound = search.bound();
-    if (const std::optional<Plan> near = search.best()) best = add_behind(problem, *near);
+    if (const std::optional<Plan> near = search.best()) best = plan_backing(problem, *near);
     bound = std::max(bound, bound_of_all(problem));
   }
   if (!best) {
     const Plan least = least_plan(problem);
-    if (bytes_of(problem, least) <= problem.memory) best = add_behind(problem, least);
+    if (bytes_of(problem, least) <= problem.memory) best = plan_backing(problem, least);
   }
   if (best) best->bound = bound;
   return best;
 }
 
-Layers least_layers(const Problem& problem) {
-  Layers layers = in_front_of_behind(problem, least_plan(problem), /*ahead=*/false);
-  layers.plans.push_back(least_plan(layers.behind[0]));
+HierarchyPlan smallest_hierarchy(const Problem& problem) {
+  HierarchyPlan layers = with_backing_problem(problem, least_plan(problem), /*ahead=*/false);
+  layers.plans.push_back(least_plan(layers.backing[0]));
   set_forecasts(problem, layers);
   return layers;
 }

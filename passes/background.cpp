@@ -1,4 +1,4 @@
-#include "passes/beside.h"
+#include "passes/background.h"
 
 #include <algorithm>
 #include <deque>
@@ -10,7 +10,7 @@
 namespace ort_train {
 namespace {
 
-// A product and the steps beside that wait for it.
+// A product and the steps in the background that wait for it.
 struct Group {
   std::vector<uint32_t> steps;  // in the order
   int32_t limit = 0;            // position of the first other step that waits for one of them
@@ -18,9 +18,9 @@ struct Group {
 
 class ProductsLast {
  public:
-  ProductsLast(const MemoryModel& model, const StepOrder& order, const std::vector<bool>& beside, const std::vector<double>& seconds,
+  ProductsLast(const MemoryModel& model, const StepOrder& order, const std::vector<bool>& background, const std::vector<double>& seconds,
                double share)
-      : model_(model), order_(order), beside_(beside), seconds_(seconds), alone_(1 - share), position_(order.size()) {
+      : model_(model), order_(order), background_(background), seconds_(seconds), alone_(1 - share), position_(order.size()) {
     for (size_t at = 0; at < order.size(); ++at) position_[order[at]] = static_cast<int32_t>(at);
   }
 
@@ -30,12 +30,12 @@ class ProductsLast {
     std::set<int32_t> moved;  // positions
     for (int32_t at = begin - 1; at >= 0 && lacking > 0; --at) {
       const uint32_t step = order_[static_cast<size_t>(at)];
-      if (beside_[step] || seconds_[step] == 0) continue;
+      if (background_[step] || seconds_[step] == 0) continue;
       Group group = group_of(step, begin);
       const auto is_moved = [&](uint32_t s) { return moved.contains(position_[s]); };  // with another product
       if (group.steps.size() == 1 || group.limit <= begin || std::any_of(group.steps.begin(), group.steps.end(), is_moved)) continue;
       double gained = 0;
-      for (const uint32_t s : group.steps) gained += beside_[s] ? (position_[s] < begin ? -alone_ * seconds_[s] : 0) : seconds_[s];
+      for (const uint32_t s : group.steps) gained += background_[s] ? (position_[s] < begin ? -alone_ * seconds_[s] : 0) : seconds_[s];
       if (gained <= 0) continue;
       lacking -= gained;
       for (const uint32_t s : group.steps) moved.insert(position_[s]);
@@ -51,7 +51,7 @@ class ProductsLast {
     double here = 0;
     for (int32_t at = begin - 1; at >= 0; --at) {
       const uint32_t step = order_[static_cast<size_t>(at)];
-      here += beside_[step] ? alone_ * seconds_[step] : -seconds_[step];
+      here += background_[step] ? alone_ * seconds_[step] : -seconds_[step];
       if (here <= lacking) continue;
       lacking = here;
       begin = at;
@@ -59,7 +59,7 @@ class ProductsLast {
     return begin;
   }
 
-  // Steps beside are of it that wait for nothing else from `begin` on.
+  // Steps in the background are of it that wait for nothing else from `begin` on.
   Group group_of(uint32_t step, int32_t begin) const {
     Group group{.steps = {step}, .limit = static_cast<int32_t>(order_.size())};
     const auto is_of_group = [&](uint32_t s) { return std::find(group.steps.begin(), group.steps.end(), s) != group.steps.end(); };
@@ -67,8 +67,8 @@ class ProductsLast {
       for (const uint32_t next : model_.steps[group.steps[i]].after) {
         if (is_of_group(next)) continue;
         const std::vector<uint32_t>& before = model_.steps[next].before;
-        const bool goes_along =
-            beside_[next] && std::all_of(before.begin(), before.end(), [&](uint32_t s) { return position_[s] < begin || is_of_group(s); });
+        const bool goes_along = background_[next] && std::all_of(before.begin(), before.end(),
+                                                                 [&](uint32_t s) { return position_[s] < begin || is_of_group(s); });
         if (goes_along)
           group.steps.push_back(next);
         else
@@ -86,7 +86,7 @@ class ProductsLast {
     double waiting = 0;  // seconds of work beside
     const auto put = [&](uint32_t step) {
       result.push_back(step);
-      waiting = beside_[step] ? waiting + seconds_[step] : std::max(0.0, waiting - seconds_[step] / alone_);
+      waiting = background_[step] ? waiting + seconds_[step] : std::max(0.0, waiting - seconds_[step] / alone_);
     };
     const auto put_group = [&](std::deque<Group>::iterator group) {
       for (const uint32_t step : group->steps) put(step);
@@ -105,14 +105,15 @@ class ProductsLast {
 
   const MemoryModel& model_;
   const StepOrder& order_;
-  const std::vector<bool>& beside_;
+  const std::vector<bool>& background_;
   const std::vector<double>& seconds_;
-  const double alone_;  // of the threads, those that do what isn't beside
+  const double alone_;  // of the threads, those that do what isn't in the background
   std::vector<int32_t> position_;
   std::deque<Group> put_off_;
 };
 
-void keep_for_beside(const MemoryModel& model, const StepOrder& order, const std::vector<bool>& beside, std::vector<Chain>& chains) {
+void keep_for_background(const MemoryModel& model, const StepOrder& order, const std::vector<bool>& background,
+                         std::vector<Chain>& chains) {
   constexpr size_t kBehind = 4;  // updates that may be under way: with 2, half of the work of GPT-2's was waited for
   std::vector<Chain*> chain_of(model.classes.size());
   for (Chain& chain : chains) {
@@ -120,7 +121,7 @@ void keep_for_beside(const MemoryModel& model, const StepOrder& order, const std
   }
   std::deque<std::set<Chain*>> read;  // by the last steps, those that follow one another and read the same together
   for (size_t at = 0; at < order.size(); ++at) {
-    if (!beside[order[at]]) continue;
+    if (!background[order[at]]) continue;
     std::set<Chain*> here;
     for (const uint32_t c : model.steps[order[at]].reads) here.insert(chain_of[c]);
     const auto is_read = [&](Chain* chain) { return read.back().count(chain) > 0; };
@@ -135,19 +136,19 @@ void keep_for_beside(const MemoryModel& model, const StepOrder& order, const std
 
 }  // namespace
 
-StepOrder with_products_last(const MemoryModel& model, const StepOrder& order, const std::vector<bool>& beside,
+StepOrder with_products_last(const MemoryModel& model, const StepOrder& order, const std::vector<bool>& background,
                              const std::vector<double>& seconds, double share) {
-  return ProductsLast(model, order, beside, seconds, share).run();
+  return ProductsLast(model, order, background, seconds, share).run();
 }
 
 void make_roomy(Draft& draft, int threads) {
   std::vector<double> seconds;
   for (const MemoryStep& step : draft.model.steps) seconds.push_back(nominal_seconds(*draft.graph, draft.graph->node(step.node)));
   const double share = Workers::aside_share(threads);
-  if (share > 0) draft.order = with_products_last(draft.model, draft.order, draft.beside, seconds, share);
+  if (share > 0) draft.order = with_products_last(draft.model, draft.order, draft.background, seconds, share);
   draft.chains.clear();
   simulate(draft.model, draft.order, &draft.chains);
-  keep_for_beside(draft.model, draft.order, draft.beside, draft.chains);
+  keep_for_background(draft.model, draft.order, draft.background, draft.chains);
 }
 
 }  // namespace ort_train

@@ -38,7 +38,7 @@
   /* gelu.cpp */ op(Gelu) op(GeluGrad) \
   /* clip.cpp */ op(Clip) op(ClipGrad) \
   /* chain.cpp */ op(Chain) \
-  /* dropout.cpp */ op(Dropout) \
+  /* dropout.cpp, lstm_cell.cpp */ op(Dropout) op(LstmCell) op(LstmCellGrad) \
   /* softmax.cpp */ op(Softmax) op(SoftmaxGrad) op(LogSoftmax) op(LogSoftmaxGrad) \
   /* layer_normalization.cpp */ op(LayerNormalization) op(LayerNormalizationGrad) \
   /* rms_normalization.cpp */ op(RMSNormalization) op(RMSNormalizationGrad) \

@@ -4,6 +4,7 @@
 
 #include <cmath>
 #include <limits>
+#include <tuple>
 
 #include "exec/ops/adafactor.h"
 #include "exec/ops/adagrad.h"
@@ -324,6 +325,22 @@ void dropout_cases(std::vector<OpCase>& cases) {
   add("empty", {0, 9}, 0.3f, {7, 3, 0, 1});
 }
 
+void lstm_cases(std::vector<OpCase>& cases) {
+  for (const auto& [name, batch, hidden] : {std::tuple("small", 3, 5), {"odd", 1, 67}, {"large", 9, 1030}, {"empty", 0, 4}}) {
+    const Shape gates{batch, 4 * hidden}, state{batch, hidden};
+    cases.push_back({.name = name,
+                     .op = "LstmCell",
+                     .inputs = {random(gates, -2, 2), random(gates, -2, 2), random(state)},
+                     .outputs = 3,
+                     .project = {0, 1}});
+    cases.push_back({.name = name,
+                     .op = "LstmCellGrad",
+                     .inputs = {random(state), random(state), random(gates, 0, 1), random(state), random(state)},
+                     .outputs = 2,
+                     .gradient = false});
+  }
+}
+
 }  // namespace
 
 std::vector<OpCase> nn_op_cases() {
@@ -331,6 +348,7 @@ std::vector<OpCase> nn_op_cases() {
   loss_cases(cases);
   optimizer_cases(cases);
   dropout_cases(cases);
+  lstm_cases(cases);
   return cases;
 }
 

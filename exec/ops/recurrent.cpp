@@ -3,7 +3,7 @@
 //   x (T, B, I), w (D, G H, I), r (D, G H, H), b (D, 2 G H) -> y (T, D, B, H), last h (D, B, H), last c (D, B, H)
 //
 // D directions, G gates (LSTM i o f c, GRU z r h, RNN one). With layout 1 the batch comes first everywhere. Of all steps x W' is one
-// MatMul; then each step is a MatMul with R and elementwise ops, unrolled:
+// MatMul; then each step is a MatMul with R and elementwise ops, unrolled (of an LSTM with the usual activations, LstmCell: lstm_cell.cpp):
 //
 //   LSTM   i = f(i + Pi c)   f = f(f + Pf c)   c = f c + i g(c)   o = f(o + Po c)   h = o h(c)
 //   GRU    z = f(z)   r = f(r)   h' = g(x_h + (r h) R_h' + b)   or, linear_before_reset, g(x_h + r (h R_h' + b))   h = (1 - z) h' + z h
@@ -211,12 +211,24 @@ class Recurrence {
   void step(ValueId x) {
     switch (cell_) {
       case Cell::lstm:
-        return lstm_step(add(x, product(h_, r_, recurrent_bias_)));
+        return has_usual_cell() ? usual_lstm_step(x) : lstm_step(add(x, product(h_, r_)));
       case Cell::gru:
         return gru_step(x);
       case Cell::rnn:
         h_ = activate(0, add(x, product(h_, r_, recurrent_bias_)));
     }
+  }
+
+  // Whether LstmCell does it.
+  bool has_usual_cell() const {
+    const size_t count = activations_.size() / static_cast<size_t>(directions_), first = static_cast<size_t>(direction_) * count;
+    return activations_[first].name == "Sigmoid" && activations_[first + 1].name == "Tanh" && activations_[first + 2].name == "Tanh" &&
+           peepholes_.empty() && l_.node.attributes.get("input_forget", 0) == 0 && l_.node.attributes.get("clip", 0.0f) <= 0;
+  }
+  void usual_lstm_step(ValueId x) {
+    const std::vector<ValueId> made = l_.emit_many("LstmCell", {x, product(h_, r_), c_}, {}, 3);
+    h_ = made[0];
+    c_ = made[1];
   }
 
   void lstm_step(ValueId gates) {

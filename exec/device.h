@@ -37,8 +37,8 @@ struct Work {
   int32_t number = 0;  // of the instruction in its entry: counts up in a run
   QueueId queue = kCompute;
   SpaceKind where = SpaceKind::host;  // where it computes
-  std::span<const int32_t>
-      waits{};  // numbers of work that is complete before this begins; where the device is synchronous, of work in the background
+  // Numbers of work that is complete before this begins; where the device is synchronous, of work in the background.
+  std::span<const int32_t> waits{};
   bool background = false;            // on such a queue (Queue::background)
   const KernelRun* kernel = nullptr;  // null: a copy; of no bytes: nothing but a point in its queue
   std::span<const void* const> inputs{};

@@ -39,17 +39,18 @@ class DirectForward {
     const int64_t of_whole = std::clamp<int64_t>(l.total / l.groups, 1, kMostChannels);
     const int64_t columns = std::clamp<int64_t>(kSums / of_whole, kColumns, 8 * kColumns);
     rows_ = std::clamp<int64_t>(columns / planes_.width(), 1, l.windows.h.out);
+    const auto copied = [&] { return channels_ * planes_.channel(rows_) + kBehind; };
+    while (rows_ > 1 && copied() * int64_t{sizeof(float)} > kPlaneBytes) --rows_;
     bands_ = divided_up(l.windows.h.out, rows_);
     rows_ = divided_up(l.windows.h.out, bands_);  // equally many
     while (l.batch * l.groups * bands_ * divided_up(l.out_channels, outputs_) < kFewTasks && outputs_ >= 2 * kLeastChannels)
       outputs_ = divided_up(outputs_, 2);
     down_ = divided_up(l.out_channels, outputs_);
     sums_row_ = divided_up(planes_.windows(rows_), gemm::kWidth) * gemm::kWidth;
-    const int64_t copied = channels_ * planes_.channel(rows_) + kBehind;
-    applies_ = copied * int64_t{sizeof(float)} <= kPlaneBytes && sums_row_ <= 8 * kColumns;
+    applies_ = copied() * int64_t{sizeof(float)} <= kPlaneBytes && sums_row_ <= 8 * kColumns;
     if (!applies_) return;
     Places places;
-    places.take(copied * int64_t{sizeof(float)});
+    places.take<float>(copied());
     sums_at_ = places.take(outputs_ * sums_row_ * int64_t{sizeof(float)});
     bytes_ = places.all();
     for (int64_t channel = 0; channel < channels_; ++channel) {

@@ -36,7 +36,7 @@ class DirectInput {
         block_(dy_.of(block)),
         together_(dy_.pairs ? std::max<int64_t>(1, kDepthBlock / std::max<int64_t>(1, words_)) : 1) {
     constexpr int64_t kColumns = 5 * gemm::kPanel, kMostChannels = 128, kLeastChannels = 32;
-    constexpr int64_t kCopied = 192 << 10, kSums = 96 << 10;  // elements of a thread's, about
+    constexpr int64_t kCopied = kPlaneBytes / int64_t{sizeof(float)} - kBehind, kSums = 96 << 10;  // elements of a thread's, about
     const auto& [h, w] = l.windows;
     const int64_t taps = l.windows.taps();
     applies_ = !l.windows.plain() && taps <= kDepthBlock && l.windows.in_size() > 0 && h.stride <= kMostStride && w.stride <= kMostStride &&

@@ -2,7 +2,7 @@
 // decides nothing.
 //
 // It refers to the Program, the graphs, the device, the memory and the disk; all must outlive it. One thread at a time, but for `stop`.
-// What lies where the host can't touch it is handed out as a copy, on the program's staging.
+// What lies where the host can't touch it is handed out as a copy, in a staging area of the program.
 
 #pragma once
 

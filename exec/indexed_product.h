@@ -80,7 +80,7 @@ template <bool table_of_a> IndexedMicroKernel indexed_kernel(int64_t rows, int64
   return indexed_kernel<AddFused, table_of_a>(rows, columns);
 }
 // The gradient of a convolution's x: of kRows rows by one panel the sum over taps, upwards. So many taps that follow one another are one
-// chain along the depth; or the product of one is that of exec/gemm.h: chains of a block of the depth each.
+// chain along the depth. Where that is one tap, its product is that of exec/gemm.h: chains of a block of the depth each.
 struct TapsMicro {
   int64_t taps = 0, depth = 0, block = 0;
   int64_t together = 1;           // taps of a chain; more than one where a block holds the depth

@@ -158,7 +158,7 @@ struct Program {
   // The host's memory that nothing lives in between runs. Where a value that the host can't touch, on the disk or in a device's memory, is
   // while somebody looks at it: beside one accumulator there is room for another.
   Place staging[2]{};
-  Place spare{};  // for a caller that copies: all of it, so that it shares its bytes with staging for what is on the disk, and no others
+  Place spare{};  // for a caller that copies: all of it, so that it shares its bytes with areas for what is on the disk, and no others
 
   Space& memory() { return spaces[kMemory]; }
   const Space& memory() const { return spaces[kMemory]; }

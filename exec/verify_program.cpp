@@ -51,7 +51,7 @@ void check_persistents(const Program& program) {
 
 // What the executor touches between runs: the host's memory, above what lives then, large enough for each tensor that the host can't touch
 // where it lives.
-void check_desks(const Program& program) {
+void check_staging(const Program& program) {
   const auto inside = [&](const Place& place) {
     if (place.space >= program.spaces.size() || place.bytes < 0 || place.offset % kSector != 0 || place.bytes % kSector != 0) return false;
     const Space& space = program.spaces[place.space];
@@ -92,7 +92,7 @@ void check_updates(const Program& program) {
 void check_program(const Program& program) {
   check_spaces(program);
   check_persistents(program);
-  check_desks(program);
+  check_staging(program);
   check_updates(program);
 }
 

@@ -13,6 +13,7 @@
 #include "frontend/parameter_groups.h"
 #include "frontend/shuffle.h"
 #include "graph/error.h"
+#include "graph/rounding.h"
 #include "passes/cost.h"
 #include "passes/pack_weights.h"
 
@@ -142,7 +143,11 @@ int64_t Job::steps_of_epoch(int64_t index) const {
 }
 
 // A run that is resumed, perhaps with other settings, may begin anywhere in an epoch.
-bool Job::ends_an_epoch() const { return total_steps >= steps_of_epoch(0) || total_steps - start_.step >= steps_of_epoch(start_.index); }
+bool Job::ends_an_epoch() const {
+  return total_steps >= steps_of_epoch(0) || std::any_of(start_.cursors.begin(), start_.cursors.end(), [&](const RunStart::Cursor& cursor) {
+           return total_steps - cursor.step >= steps_of_epoch(cursor.index);
+         });
+}
 
 Batch Job::batch_of(const SampleRange& range, std::vector<int64_t> samples) const {
   Batch batch{.samples = std::move(samples)};
@@ -331,16 +336,16 @@ void Job::check_live_layers(const Graph& forward, int64_t batch) const {
   }
 }
 
-// Deferred: "train" makes the update that a step before it left behind, "train-first" has none before it. `like`: has all but the graph.
+// Deferred: "train" makes the update that a step before it deferred, "train-first" has none before it. `like`: has all but the graph.
 void Job::add_train(EntrySet& set, const JobEntry& like, const OptimizerSpec& update, const PassOptions& passes) {
   const Graph& graph = forward(like.batch, like.length);
   check_live_layers(graph, like.batch);
-  JobEntry entry = like, pending = like;
+  JobEntry entry = like, deferred = like;
   entry.job = build_train_graph(graph, losses, update, passes);
   if (update.deferred) {
-    pending.job = build_pending_graph(entry.job, update, passes);
-    pending.name = named("train", like);
-    add_entry(set, std::move(pending));
+    deferred.job = build_deferred_graph(entry.job, update, passes);
+    deferred.name = named("train", like);
+    add_entry(set, std::move(deferred));
   }
   entry.name = named(update.deferred ? "train-first" : "train", like);
   add_entry(set, std::move(entry));

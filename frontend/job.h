@@ -23,7 +23,6 @@
 #include "frontend/precision.h"
 #include "frontend/run_start.h"
 #include "frontend/schedule.h"
-#include "graph/rounding.h"
 #include "passes/entry_set.h"
 
 namespace ort_train {
@@ -42,7 +41,6 @@ struct Batching {
 
   int64_t usable() const { return is_fixed ? samples / batch * batch : samples; }
   int64_t remainder() const { return usable() % batch; }  // samples of the smaller batch; 0: there is none
-  int64_t batches() const { return divided_up(usable(), batch); }
 };
 
 struct Batch {

@@ -115,7 +115,8 @@ void Loop::resume() {
   }
   if (const int64_t again = state_.index % job_.binding.batch; again > 0) {  // batches are counted from the epoch's beginning
     state_.index -= again;
-    note(fmt::format("the batches have another size: {} samples come once more in this epoch", again));
+    note(fmt::format("the batches have another size: {} sample{} of this epoch come{} once more", again, again == 1 ? "" : "s",
+                     again == 1 ? "s" : ""));
   }
   note(fmt::format("resumed from {} after step {}", loaded.path, state_.step));
 }

@@ -25,9 +25,9 @@ class MachineRates {
   void measure_disk(int64_t memory);
 
   // Of the device that most is computed on.
-  const ComputeRates& compute() const { return apart_ ? *apart_ : device_.rates; }
+  const ComputeRates& compute() const { return gpu_compute_ ? *gpu_compute_ : device_.rates; }
   const ComputeRates& processor() const { return device_.rates; }
-  void compute_on_gpu(const ComputeRates& rates) { apart_ = rates; }
+  void compute_on_gpu(const ComputeRates& rates) { gpu_compute_ = rates; }
   const DiskRates& disk() const { return disk_; }  // zero where there is none
   StreamRates stream() const;
 
@@ -36,7 +36,7 @@ class MachineRates {
 
   const Options& options_;
   CpuDevice& device_;
-  std::optional<ComputeRates> apart_;
+  std::optional<ComputeRates> gpu_compute_;
   const std::function<void(const std::string&)>& note_;
   MachineProfile profile_;
   DiskRates disk_;

@@ -121,7 +121,9 @@ PlannedJob JobPlanner::on_device() {
     made_.disk = rates_.disk();
     memories.disk = rates_.stream();
   }
-  DiscretePlan plan = search_.discrete(memories);
+  if (options_.nvme_budget > 0) before_ = state_before(options_);
+  DiscretePlan plan = search_.discrete(
+      memories, [this](const Program& program) { return on_disk(program); }, options_.nvme_budget);
   const int64_t pages = (whole_pages(plan.least_device) + on_.page - 1) / on_.page;
   made_.least = {.budget = made_.reserve + pages * on_.page, .op = "", .entry = ""};
   const auto refuse = [&](const std::string& what) {
@@ -131,6 +133,7 @@ PlannedJob JobPlanner::on_device() {
         "of the host's memory (`host_budget` {})",
         what, grouped(made_.least.budget), made_.least.budget, grouped(made_.reserve), grouped(plan.least_host), plan.least_host);
   };
+  if (!plan.placed && plan.disk_bytes > 0) refuse_disk(plan.disk_bytes, memories.device + made_.reserve);
   if (!plan.placed)
     refuse(fmt::format("{} bytes of the GPU's memory and {} of the host's can't hold this job", grouped(memories.device + made_.reserve),
                        grouped(memories.host)));
@@ -140,11 +143,6 @@ PlannedJob JobPlanner::on_device() {
         "beside {} bytes of the GPU's memory this job takes more than {} bytes of the host's: give it more (`host_budget`), or a disk "
         "(`nvme_path`)",
         grouped(memories.device + made_.reserve), grouped(memories.host));
-  if (options_.nvme_budget > 0) {
-    before_ = state_before(options_);
-    const int64_t disk_bytes = on_disk(plan.placed->made.program);
-    if (disk_bytes > options_.nvme_budget) refuse_disk(disk_bytes, memories.device + made_.reserve);
-  }
   return adopt(std::move(*plan.placed));
 }
 

@@ -55,8 +55,13 @@ RunStart choose_start(const Options& options) {
                   "{}: there is no checkpoint to resume from (`resume_from_checkpoint` auto begins afresh where there is none)",
                   options.output_dir);
   }
-  if (start.is_resumed()) {
-    if (const std::optional<RunState> state = saved_state(start.checkpoint)) start.step = state->step, start.index = state->index;
+  const auto add_cursor = [&](const std::string& checkpoint) {
+    if (const std::optional<RunState> state = saved_state(checkpoint)) start.cursors.push_back({state->step, state->index});
+  };
+  if (start.is_named) {
+    add_cursor(start.checkpoint);
+  } else if (start.is_resumed()) {
+    for (const std::string& checkpoint : checkpoints_newer_than(options.output_dir, {})) add_cursor(checkpoint);
   }
   return start;
 }

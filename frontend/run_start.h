@@ -4,6 +4,7 @@
 
 #include <cstdint>
 #include <string>
+#include <vector>
 
 #include "frontend/ort_train.h"
 
@@ -13,8 +14,11 @@ struct RunStart {
   std::string checkpoint{};  // the newest, or the one that was named; empty: the run begins afresh
   bool is_named = false;     // that one and no other
   bool is_branch = false;    // the run goes on beside checkpoints that aren't its own
-  // RunState's, of the checkpoint; 0 where its manifest can't be read.
-  int64_t step = 0, index = 0;
+  // RunState's, of each checkpoint that the run may go on from: where the newest turns out to be damaged, it is the one before.
+  struct Cursor {
+    int64_t step = 0, index = 0;
+  };
+  std::vector<Cursor> cursors{};
   bool is_resumed() const { return !checkpoint.empty(); }
 };
 

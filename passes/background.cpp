@@ -141,7 +141,7 @@ StepOrder with_products_last(const MemoryModel& model, const StepOrder& order, c
   return ProductsLast(model, order, background, seconds, share).run();
 }
 
-void make_roomy(Draft& draft, int threads) {
+void overlap_updates_of(Draft& draft, int threads) {
   std::vector<double> seconds;
   for (const MemoryStep& step : draft.model.steps) seconds.push_back(nominal_seconds(*draft.graph, draft.graph->node(step.node)));
   const double share = Workers::aside_share(threads);

@@ -16,6 +16,6 @@ StepOrder with_products_last(const MemoryModel& model, const StepOrder& order, c
 
 // Puts products last, and keeps what updates read until some more of them have come, so that what is made meanwhile needs not wait for its
 // place.
-void make_roomy(Draft& draft, int threads);
+void overlap_updates_of(Draft& draft, int threads);
 
 }  // namespace ort_train

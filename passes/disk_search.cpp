@@ -53,8 +53,8 @@ bool DiskSearch::fits() const {
 }
 
 bool DiskSearch::may_pin() const {
-  constexpr double kRoomy = 1.05;
-  return share_ >= kRoomy;
+  constexpr double kSpare = 1.05;
+  return share_ >= kSpare;
 }
 
 // Where several plans are made at a time, their linear programs share the room.
@@ -109,7 +109,7 @@ Placed DiskSearch::place(Choice& choice) {
   const bool fits = !placed.made.program.entries.empty() && placed.made.program.memory().bytes <= most;
   if (!fits) placed.made = planner.streamed(most, compute_, disk_), choice.seconds = placed.made.seconds;
   if (dumps_) choice.problem = dump(placed.of);
-  if (fits) add_roomy(placed);
+  if (fits) add_overlapped(placed);
   placed.of.planner.reset();
   return placed;
 }
@@ -143,29 +143,29 @@ std::string DiskSearch::dump(const Candidate& chosen) const {
 
 // --- choices ----------------------------------------------------------------------------------------------------------------------------
 
-// Ways other than the first, and then that one: mostly it is not the best, and of what is worse little has to be looked at.
+// The first strategy goes last: it is rarely the fastest, and a good bound found earlier rejects it cheaply.
 std::vector<StepStrategy> DiskSearch::strategies() const {
   const EntrySet& first = entries_.first();
   const int64_t most = entries_.options().micro_batches == "horizontal" ? 1 : most_together(first);
-  std::vector<StepStrategy> ways;
+  std::vector<StepStrategy> strategies;
   // An update behind its step waits for the disk; before the next step's uses it hides behind computing.
   if (first.micro_batches == 1) {
-    if (!entries_.options().keeps_gradients && limits_.updates_can_wait_longer) ways.push_back({Deferral::most, 1});
-    ways.push_back({Deferral::all, 1});
+    if (!entries_.options().keeps_gradients && limits_.updates_can_wait_longer) strategies.push_back({Deferral::most, 1});
+    strategies.push_back({Deferral::all, 1});
   } else {
-    if (most > first.strategy.together) ways.push_back({Deferral::none, most});
+    if (most > first.strategy.together) strategies.push_back({Deferral::none, most});
     // These are planned where memory is left for it.
     const auto batch = static_cast<int64_t>(first.entries[0].job.graph.order().size());
     int64_t instructions = resident_.of.finished.instructions() + most * batch;
     const auto add_deferred = [&](int64_t joined, int64_t batches) {
       instructions += batches * batch;
-      if (2 * graph_bytes(instructions) <= limits_.budget - limits_.reserve(0)) ways.push_back({Deferral::all, joined});
+      if (2 * graph_bytes(instructions) <= limits_.budget - limits_.reserve(0)) strategies.push_back({Deferral::all, joined});
     };
     if (first.strategy.together == 1) add_deferred(1, 1);
     if (most > 1) add_deferred(most, 1 + 2 * most);
   }
-  ways.push_back(first.strategy);
-  return ways;
+  strategies.push_back(first.strategy);
+  return strategies;
 }
 
 // Each strategy with nothing recomputed; then the one with the least bound with more of that, and the first strategy where that needs no

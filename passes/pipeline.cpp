@@ -335,9 +335,9 @@ EntryGraph build_train_graph(const Graph& forward, const LossSpec& loss, const O
   return job;
 }
 
-EntryGraph build_pending_graph(const EntryGraph& train, const OptimizerSpec& optimizer, const PassOptions& options) {
+EntryGraph build_deferred_graph(const EntryGraph& train, const OptimizerSpec& optimizer, const PassOptions& options) {
   EntryGraph job = train;
-  job.graph.name = "train-pending";
+  job.graph.name = "train-deferred";
   job.role = {.completes_update = true, .leaves_update = true};  // what it adds up begins anew
   run_pass("pending_update", job.graph, options, [&] {
     Graph& graph = job.graph;
@@ -362,8 +362,8 @@ EntryGraph build_pending_graph(const EntryGraph& train, const OptimizerSpec& opt
     std::map<ValueId, ValueId> stored;
     for (const auto& [parameter, uses] : job.accumulators)
       stored[parameter] = add_up(builder.named(graph.value(parameter).name).before(first_needed(parameter)), uses);
-    job.deferred_scalars = add_scalars(graph, optimizer, kPendingScalarsInput);
-    job.deferred_loss_scale = add_loss_scale(graph, optimizer, kPendingLossScaleInput);
+    job.deferred_scalars = add_scalars(graph, optimizer, kDeferredScalarsInput);
+    job.deferred_loss_scale = add_loss_scale(graph, optimizer, kDeferredLossScaleInput);
     const StepNumbers left{.norm = job.stored_norm, .scalars = job.deferred_scalars, .loss_scale = job.deferred_loss_scale};
     const auto updated = build_update(graph, optimizer, stored, left, first_reader);
     // From the update on, everything reads what it leaves.
@@ -406,8 +406,8 @@ EntryGraph build_update_graph(const EntryGraph& train, const OptimizerSpec& opti
     }
     if (optimizer.deferred) {
       job.stored_norm = job.graph.add_value(train.graph.value(train.stored_norm));
-      job.deferred_scalars = add_scalars(job.graph, optimizer, kPendingScalarsInput);
-      job.deferred_loss_scale = add_loss_scale(job.graph, optimizer, kPendingLossScaleInput);
+      job.deferred_scalars = add_scalars(job.graph, optimizer, kDeferredScalarsInput);
+      job.deferred_loss_scale = add_loss_scale(job.graph, optimizer, kDeferredLossScaleInput);
       build_update(job.graph, optimizer, job.gradients,
                    {.norm = job.stored_norm, .scalars = job.deferred_scalars, .loss_scale = job.deferred_loss_scale});
     } else {

@@ -31,9 +31,9 @@ struct OptimizerSpec {
 
 // Names of graph inputs that the pipeline adds.
 inline constexpr const char* kScalarsInput = "ort_train.scalars";  // float32 [n]: Optimizer::scalars; of group i: with .i behind it
-inline constexpr const char* kPendingScalarsInput = "ort_train.deferred_scalars";       // the same, of the step that left updates behind
-inline constexpr const char* kLossScaleInput = "ort_train.loss_scale";                  // float32 []: multiplies the loss's gradient
-inline constexpr const char* kPendingLossScaleInput = "ort_train.deferred_loss_scale";  // the same, of the step that left updates behind
+inline constexpr const char* kDeferredScalarsInput = "ort_train.deferred_scalars";       // the same, of the step that deferred updates
+inline constexpr const char* kLossScaleInput = "ort_train.loss_scale";                   // float32 []: multiplies the loss's gradient
+inline constexpr const char* kDeferredLossScaleInput = "ort_train.deferred_loss_scale";  // the same, of the step that deferred updates
 inline constexpr const char* kInverseCountInput =
     "ort_train.inverse_count";  // float32 []: JobLoss::inverse_count; of loss i: with .i behind it
 
@@ -50,9 +50,9 @@ struct EntryGraph {
   EntryRole role{};
   std::vector<JobLoss> losses;
   std::vector<ValueId> scalars;           // inputs by group, see kScalarsInput; or none
-  std::vector<ValueId> deferred_scalars;  // inputs by group, see kPendingScalarsInput; or none
+  std::vector<ValueId> deferred_scalars;  // inputs by group, see kDeferredScalarsInput; or none
   ValueId loss_scale = kNone;             // input, see kLossScaleInput
-  ValueId deferred_loss_scale = kNone;    // input, see kPendingLossScaleInput
+  ValueId deferred_loss_scale = kNone;    // input, see kDeferredLossScaleInput
   ValueId grad_norm = kNone;              // float32 []: global norm before clipping, of the gradients as they are: scaled
   ValueId stored_norm = kNone;            // float32 []: the same where an update is deferred; persistent
   std::vector<ValueId> outputs;           // the model's outputs
@@ -79,7 +79,7 @@ EntryGraph build_evaluate_graph(const Graph& forward, const LossSpec& loss, cons
 EntryGraph build_train_graph(const Graph& forward, const LossSpec& loss, const OptimizerSpec& optimizer, const PassOptions& options);
 // Deferred: the update that `train` left behind, each weight's before its first use, then what `train` does; of an accumulating step, as
 // its first micro-batch: the sums begin anew.
-EntryGraph build_pending_graph(const EntryGraph& train, const OptimizerSpec& optimizer, const PassOptions& options);
+EntryGraph build_deferred_graph(const EntryGraph& train, const OptimizerSpec& optimizer, const PassOptions& options);
 // Reads the accumulators, clips, updates, and clears them; or, deferred, makes the update that was left behind. `train` is the graph of the
 // accumulating or deferring step.
 EntryGraph build_update_graph(const EntryGraph& train, const OptimizerSpec& optimizer, const PassOptions& options);

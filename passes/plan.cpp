@@ -213,7 +213,7 @@ struct Planner::Impl {
     return largest + accumulator + kSpare;
   }
 
-  std::unique_ptr<Job> make_apart(const DeviceMemories& memories, const BackingCompute& computed) const {
+  std::unique_ptr<Job> make_discrete(const DeviceMemories& memories, const BackingCompute& computed) const {
     std::unique_ptr<Job> job =
         make_job(memories.device, {.threads = options.threads, .rates = memories.compute, .backing = computed}, memories.link);
     job->problem.backing = {{.name = "host", .bytes = memories.host, .between_runs = between_runs(), .store = memories.disk}};
@@ -221,8 +221,8 @@ struct Planner::Impl {
   }
 
   std::optional<PlannedProgram> discrete(const DeviceMemories& memories, const BackingCompute& computed) const {
-    const std::unique_ptr<Job> job = make_apart(memories, computed);
-    // With staging (add_staging) above inputs that are kept, the second may fit where the first doesn't.
+    const std::unique_ptr<Job> job = make_discrete(memories, computed);
+    // With staging areas (add_staging) above inputs that are kept, the second may fit where the first doesn't.
     for (const bool least : {false, true}) {
       const std::optional<planning::HierarchyPlan> layers =
           least ? planning::smallest_hierarchy(job->problem) : planning::plan_hierarchy(job->problem);
@@ -235,7 +235,7 @@ struct Planner::Impl {
   }
 
   std::pair<int64_t, int64_t> least_discrete() const {
-    const std::unique_ptr<Job> job = make_apart({}, {});
+    const std::unique_ptr<Job> job = make_discrete({}, {});
     const planning::HierarchyPlan layers = planning::smallest_hierarchy(job->problem);
     const Program program = make(*job, layers);
     return {std::max(program.memory().bytes, planning::bytes_of(job->problem, layers.plans[0])),
@@ -262,7 +262,7 @@ Planner::~Planner() = default;
 
 void Planner::overlap_updates() {
   impl_->last_job.reset();
-  for (Draft& draft : impl_->drafts) make_roomy(draft, impl_->options.threads);
+  for (Draft& draft : impl_->drafts) overlap_updates_of(draft, impl_->options.threads);
 }
 
 Program Planner::resident() const {

@@ -72,7 +72,7 @@ Candidate PlanSearch::candidate(const EntrySet& set, const RecomputeChoice& choi
   return made;
 }
 
-void add_roomy(Placed& placed) {
+void add_overlapped(Placed& placed) {
   placed.of.planner->overlap_updates();
   placed.overlapped = placed.of.planner->resident();
 }
@@ -82,12 +82,13 @@ Placed PlanSearch::resident() const { return in_memory(first_choice(), /*overlap
 Placed PlanSearch::in_memory(const RecomputeChoice& choice, bool overlapped) const {
   Placed placed{.of = candidate(first(), choice)};
   placed.made.program = placed.of.planner->resident();
-  if (overlapped) add_roomy(placed);
+  if (overlapped) add_overlapped(placed);
   placed.of.planner.reset();
   return placed;
 }
 
-DiscretePlan PlanSearch::discrete(const DeviceMemories& memories) const {
+DiscretePlan PlanSearch::discrete(const DeviceMemories& memories, const std::function<int64_t(const Program&)>& on_disk,
+                                  int64_t disk_bytes) const {
   std::vector<std::string> modes{options_.recompute};
   if (options_.recompute == "auto") modes = {"none", "sqrt", "all"};
   DiscretePlan best;
@@ -98,6 +99,10 @@ DiscretePlan PlanSearch::discrete(const DeviceMemories& memories) const {
     std::optional<PlannedProgram> made = placed.of.planner->discrete(memories);
     placed.of.planner.reset();
     if (!made) continue;
+    if (const int64_t bytes = on_disk(made->program); disk_bytes > 0 && bytes > disk_bytes) {
+      best.disk_bytes = best.disk_bytes == 0 ? bytes : std::min(best.disk_bytes, bytes);
+      continue;
+    }
     if (best.placed && made->seconds >= best.placed->made.seconds) continue;
     placed.made = std::move(*made);
     best.placed = std::move(placed);

@@ -44,7 +44,7 @@ struct Placed {
   std::optional<Program> overlapped{};  // instead, where there is memory for it
 };
 // Has the planner, which is asked for nothing else any more, make it (Planner::overlap_updates).
-void add_roomy(Placed& placed);
+void add_overlapped(Placed& placed);
 
 // The smallest budget.
 struct Least {
@@ -66,6 +66,7 @@ struct PlannedEntries {
 struct DiscretePlan {
   std::optional<Placed> placed{};            // none: the memories are too small
   int64_t least_device = 0, least_host = 0;  // bytes of its memory, and of the host's with that, that would do
+  int64_t disk_bytes = 0;                    // where plans were found that take too much of the disk: the least of these
 };
 
 class PlanSearch {
@@ -89,7 +90,8 @@ class PlanSearch {
   // Everything in memory, the first strategy and choice.
   Placed resident() const;
   // On a device with memory of its own: the fastest choice of what is recomputed.
-  DiscretePlan discrete(const DeviceMemories& memories) const;
+  // `on_disk`: what a program takes there, `disk_bytes` at most; 0: as much as it likes.
+  DiscretePlan discrete(const DeviceMemories& memories, const std::function<int64_t(const Program&)>& on_disk, int64_t disk_bytes) const;
   // Everything in memory, with as much recomputed as `budget` asks for (0: no budget). None where that is nothing, or where nothing would
   // do. `least`: of the first choice; becomes that of the choice which takes least.
   std::optional<Placed> recomputing(int64_t budget, const Reserve& reserve, Least& least) const;

@@ -110,14 +110,14 @@ int32_t moment_from(const Json& json, int32_t least, int32_t steps) {
   return moment;
 }
 
-void read_behind(const Json& json, Run& run, const Problem& problem) {
+void read_backing(const Json& json, Run& run, const Problem& problem) {
   const auto steps = static_cast<int32_t>(run.steps());
   run.backing_seconds = json.at("seconds").get<std::vector<double>>();
   if (run.backing_seconds.size() != run.steps())
-    throw error(ErrorCode::data, "seconds of {} steps behind {}", run.backing_seconds.size(), steps);
+    throw error(ErrorCode::data, "seconds of {} steps in the backing memory, of {} in all", run.backing_seconds.size(), steps);
   for (const Json& of : json.at("uses")) {
     const int64_t bytes = of.at("bytes");
-    if (of.at("value") < 0) throw error(ErrorCode::data, "what a step uses behind has no number");
+    if (of.at("value") < 0) throw error(ErrorCode::data, "what a step uses in the backing memory has no number");
     run.backing_uses.push_back({.value = of.at("value"),
                                 .bytes = bytes,
                                 .lasting = lasting_from(of.at("lasting"), bytes, problem),
@@ -145,7 +145,7 @@ Run run_from(const Json& json, const Problem& problem) {
       throw error(ErrorCode::data, "piece '{}' is used behind its end", piece.name);
     run.pieces.push_back(std::move(piece));
   }
-  if (json.contains("behind")) read_behind(json.at("behind"), run, problem);
+  if (json.contains("behind")) read_backing(json.at("behind"), run, problem);
   return run;
 }
 

@@ -88,7 +88,7 @@ TEST(ProductsLast, LeaveUpdatesBehindTheNorm) {
 }
 
 // GPT-2's embedding, which is its head, too, has its whole gradient last of all.
-TEST(Roomy, ProgramsOfGptEndWithProducts) {
+TEST(Overlapped, ProgramsOfGptEndWithProducts) {
   constexpr GptShape kShape{.layers = 4, .heads = 4, .width = 128, .vocabulary = 8000, .length = 64};
   for (const auto& [threads, max_norm] : {std::pair(1, 0.0), {2, 0.0}, {16, 0.0}, {2, 1.0}, {16, 1.0}}) {
     SCOPED_TRACE(fmt::format("{} threads, max_grad_norm {}", threads, max_norm));

@@ -118,7 +118,7 @@ std::vector<double> gradient_with_infinity(DType dtype, int64_t channels, int64_
 }
 
 TEST(Convolution, PaddingIsNotMultipliedWithAnInfiniteWeight) {
-  for (const auto& [channels, groups] : {std::pair{4, 1}, {4, 2}, {4, 4}, {64, 1}, {64, 2}}) {
+  for (const auto& [channels, groups] : {std::pair{4, 1}, {4, 2}, {4, 4}, {64, 1}, {64, 2}, {160, 1}}) {
     for (const int64_t stride : {1, 2}) {
       const std::vector<double> doubles = gradient_with_infinity(DType::float64, channels, groups, stride);
       for (const double element : doubles)

@@ -317,8 +317,8 @@ TEST(DeviceExecutor, StopsBetweenInstructionsAndGoesOn) {
   }
 }
 
-// What the trainer does between runs: values that the host can't touch are looked at, and changed, on the staging.
-TEST(DeviceExecutor, ShowsWhatLivesOnTheDeviceOnDesks) {
+// What the trainer does between runs: values that the host can't touch are looked at, and changed, in a staging area.
+TEST(DeviceExecutor, ShowsWhatLivesOnTheDeviceInStagingAreas) {
   const Job job = golden_job("gpt2-torchscript-17-sdpa", {{"batch", 2}, {"sequence", 8}}, {.accumulate = true}, 16);
   const Program program = page(job.paged(), {.threads = kThreads, .seed = 5});
   std::map<SpaceId, std::vector<const Persistent*>> sums;  // by where they live

@@ -79,7 +79,7 @@ TEST(MicroBatches, AnUpdateInTheNextStepGivesTheSameBits) {
       Tensor& tensor = inputs[id] =
           random_tensor(graph.value(id).type(), static_cast<uint32_t>(100 * micro_batch + id), kFourLayers.vocabulary);
       if (name == kInverseCountInput) tensor.data<float>()[0] = 0.1f;
-      if (name != kScalarsInput && name != kPendingScalarsInput) continue;
+      if (name != kScalarsInput && name != kDeferredScalarsInput) continue;
       const size_t step = micro_batch / kBatches + (name == kScalarsInput ? 1 : 0);
       const auto scalars = make_optimizer().scalars(static_cast<int64_t>(step), 1e-2 / static_cast<double>(step));
       std::copy(scalars.begin(), scalars.end(), tensor.data<float>().begin());
@@ -109,7 +109,7 @@ TEST(MicroBatches, AnUpdateInTheNextStepGivesTheSameBits) {
     EXPECT_GT(wanted_norms[0], 0.05) << "clipped";
 
     optimizer.deferred = true;
-    const EntryGraph first = gpt_training(kFourLayers, optimizer, part_bytes), pending = build_pending_graph(first, optimizer, {});
+    const EntryGraph first = gpt_training(kFourLayers, optimizer, part_bytes), pending = build_deferred_graph(first, optimizer, {});
     const EntryGraph flush = build_update_graph(first, optimizer, {});
     Reference apart(workers), joined(workers);
     set_parameters(first.graph, apart);

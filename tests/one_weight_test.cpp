@@ -88,7 +88,7 @@ TEST(OneWeightGraphs, UpdateLater) {
     const std::vector<std::byte> wanted = left_by(now, {&plain.graph}, {0, 0, 0}, nullptr);
     const OptimizerSpec later{.max_grad_norm = norm, .deferred = true};
     EntryGraph first = build_train_graph(forward, loss, later, {});
-    EntryGraph pending = build_pending_graph(first, later, {}), update = build_update_graph(first, later, {});
+    EntryGraph pending = build_deferred_graph(first, later, {}), update = build_update_graph(first, later, {});
     const Planner planner({{.name = "train", .graph = &pending.graph, .role = pending.role},
                            {.name = "train-first", .graph = &first.graph, .runs_per_step = 0.01, .role = first.role},
                            {.name = "update", .graph = &update.graph, .runs_per_step = 0.01, .role = update.role}},

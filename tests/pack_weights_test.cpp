@@ -128,7 +128,7 @@ TEST(PackWeights, AllEntriesHaveTheSamePacks) {
   const Graph smaller = gpt_forward(other);
   std::vector<EntryGraph> jobs{build_train_graph(smaller, {}, optimizer, options), build_evaluate_graph(forward, {}, options),
                                build_predict_graph(smaller, smaller.outputs.size(), options),
-                               build_pending_graph(train, optimizer, options), build_update_graph(train, optimizer, options)};
+                               build_deferred_graph(train, optimizer, options), build_update_graph(train, optimizer, options)};
   const auto weights = [](const EntryGraph& job) {
     std::map<std::string, TensorType> all;
     for (const ValueId id : job.graph.parameters()) all[job.graph.value(id).name] = job.graph.value(id).type();
@@ -165,7 +165,7 @@ Left left_by(const OptimizerSpec& optimizer, bool packed) {
   const EntryGraph train = gpt_training(kTiny, optimizer, int64_t{1} << 30, packed);
   std::vector<EntryGraph> jobs{train};
   if (optimizer.accumulate) jobs.push_back(train);
-  if (optimizer.deferred) jobs.push_back(build_pending_graph(train, optimizer, {}));
+  if (optimizer.deferred) jobs.push_back(build_deferred_graph(train, optimizer, {}));
   if (optimizer.accumulate || optimizer.deferred) jobs.push_back(build_update_graph(train, optimizer, {}));
   Workers workers(1);
   Reference reference(workers);

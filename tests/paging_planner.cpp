@@ -466,7 +466,7 @@ int64_t place_persistents(Program& program, const std::vector<PagedEntry>& entri
 }
 
 // In the host's memory, behind everything else.
-void place_desks(Program& program, const std::vector<PagedEntry>& entries) {
+void place_staging(Program& program, const std::vector<PagedEntry>& entries) {
   int64_t largest = kSector;
   for (const Persistent& value : program.persistent) largest = std::max(largest, whole_sectors(value.home.bytes));
   for (size_t e = 0; e < entries.size(); ++e) {
@@ -495,7 +495,7 @@ Program page(const std::vector<PagedEntry>& entries, const PagingOptions& option
     program.entries.push_back(EntryPager(program, entry, options, kernels, file_end).make());
     program.file().bytes = std::max(program.file().bytes, file_end);
   }
-  place_desks(program, entries);
+  place_staging(program, entries);
   return program;
 }
 

@@ -376,7 +376,7 @@ std::map<ValueId, Tensor> step_inputs(const Graph& graph, const OptimizerSpec& o
   for (const ValueId id : graph.inputs) {
     const Value& value = graph.value(id);
     Tensor& tensor = inputs[id] = random_tensor(value.type(), static_cast<uint32_t>(value.name.size()) + seed, limit);
-    if (value.name != kScalarsInput && value.name != kPendingScalarsInput) continue;
+    if (value.name != kScalarsInput && value.name != kDeferredScalarsInput) continue;
     const std::vector<float> scalars = optimizer.optimizer.scalars(2, 1e-2);
     std::copy(scalars.begin(), scalars.end(), tensor.data<float>().begin());
   }

@@ -161,7 +161,7 @@ std::map<std::string, std::vector<double>> two_steps(const Graph& graph, const s
   for (ValueId id : graph.inputs) {
     inputs[id] = fixtures::random_tensor(graph.value(id).type(), id, 11);
     const auto scalars = make_optimizer().scalars(2, 1e-2);
-    if (graph.value(id).name == kScalarsInput || graph.value(id).name == kPendingScalarsInput)
+    if (graph.value(id).name == kScalarsInput || graph.value(id).name == kDeferredScalarsInput)
       std::copy(scalars.begin(), scalars.end(), inputs[id].data<float>().begin());
   }
   for (ValueId id : graph.parameters()) reference.state[graph.value(id).name] = fixtures::random_tensor(graph.value(id).type(), id);
@@ -177,7 +177,7 @@ std::map<std::string, std::vector<double>> two_steps(const Graph& graph, const s
 TEST(Recompute, NoRungChangesABit) {
   for (const bool deferred : {false, true}) {
     EntryGraph job = gpt_training(kTiny, {.weight_decay = 0.1, .max_grad_norm = 0.5, .deferred = deferred});
-    if (deferred) job = build_pending_graph(job, {.deferred = true}, {});  // weights change before their first use
+    if (deferred) job = build_deferred_graph(job, {.deferred = true}, {});  // weights change before their first use
     std::vector<ValueId> watched = job.graph.outputs;
     for (const auto& [parameter, gradient] : job.gradients) watched.push_back(gradient);
     const auto plain = two_steps(job.graph, watched);

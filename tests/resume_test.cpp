@@ -69,7 +69,7 @@ TEST_F(Resume, WithBatchesOfAnotherSizeBeginsAtOneOfThem) {
   const Resumed resumed = resume(begun, other, 1);
   EXPECT_THAT(resumed.samples, ElementsAre(3, 3, 1, 3, 3)) << "the rest of the epoch, from sample 3 on, and the next one";
   EXPECT_THAT(resumed.notes, HasSubstr("batch_size 3 instead of 4"));
-  EXPECT_THAT(resumed.notes, HasSubstr("1 samples come once more in this epoch"));
+  EXPECT_THAT(resumed.notes, HasSubstr("1 sample of this epoch comes once more"));
 }
 
 TEST_F(Resume, WithFewerMicroBatchesReachesTheEndOfAnEpoch) {

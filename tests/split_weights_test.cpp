@@ -154,7 +154,7 @@ LeftBySplit left_by(const GptShape& shape, const OptimizerSpec& optimizer, int64
   const EntryGraph train = gpt_training(shape, optimizer, part_bytes);
   std::vector<EntryGraph> jobs{train};
   if (optimizer.accumulate) jobs.push_back(train);  // adds to what the first micro-batch left
-  if (optimizer.deferred) jobs.push_back(build_pending_graph(train, optimizer, {}));
+  if (optimizer.deferred) jobs.push_back(build_deferred_graph(train, optimizer, {}));
   if (optimizer.accumulate || optimizer.deferred) jobs.push_back(build_update_graph(train, optimizer, {}));
   Workers workers(1);
   Reference reference(workers);

@@ -134,7 +134,7 @@ void StreamMachine::run(size_t entry, const std::map<ValueId, uint32_t>& seeds, 
     const Value& value = graphs_[entry]->value(id);
     Tensor tensor = random_tensor(value.type(), seeds.at(id), limit);
     const auto scalars = make_optimizer().scalars(2, 1e-2);
-    if (value.name == kScalarsInput || value.name == kPendingScalarsInput)
+    if (value.name == kScalarsInput || value.name == kDeferredScalarsInput)
       std::copy_n(scalars.begin(), std::min(scalars.size(), tensor.data<float>().size()), tensor.data<float>().begin());
     std::memcpy(executor_.input(entry, id).data(), tensor.bytes.data(), tensor.bytes.size());
   }

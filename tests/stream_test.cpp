@@ -164,8 +164,8 @@ int64_t needed(const Program& program) {
   int64_t bytes = program.memory().persistent_bytes;
   for (const Entry& entry : program.entries) bytes = std::max(bytes, entry.peak().bytes);
   for (const Persistent& value : program.persistent) {
-    const int64_t staging = value.purpose == Purpose::gradients ? 2 : 1;
-    bytes = std::max(bytes, program.memory().persistent_bytes + staging * file_bytes(value));
+    const int64_t areas = value.purpose == Purpose::gradients ? 2 : 1;
+    bytes = std::max(bytes, program.memory().persistent_bytes + areas * file_bytes(value));
   }
   return bytes;
 }
@@ -276,12 +276,12 @@ TEST(Stream, RandomGraphsGiveTheBitsOfTheResidentPlan) {
 }
 
 // In three memories: a device's, which the host can't touch, the host's and a disk. The device is an adversary (discrete_device.h).
-struct ApartCount {
+struct DiscreteCount {
   int64_t runs = 0, up = 0, down = 0, file = 0, behind = 0, on_device = 0, on_host = 0, in_file = 0;
   double share(int64_t of) const { return 100.0 * static_cast<double>(of) / static_cast<double>(runs); }
 };
 
-void count_apart(const Program& program, ApartCount& count) {
+void count_discrete(const Program& program, DiscreteCount& count) {
   bool up = false, file = false, behind = false;
   for (const Entry& entry : program.entries) {
     for (const Instruction& instruction : entry.code) {
@@ -303,7 +303,7 @@ void count_apart(const Program& program, ApartCount& count) {
 
 TEST(Stream, RandomGraphsInThreeMemoriesGiveTheBitsOfTheResidentPlan) {
   const int64_t most_seeds = kSanitized ? 20 : 100;
-  ApartCount count;
+  DiscreteCount count;
   int64_t refused = 0;
   for (uint32_t seed = 0; seed < most_seeds; ++seed) {
     Workers workers(1);
@@ -356,7 +356,7 @@ TEST(Stream, RandomGraphsInThreeMemoriesGiveTheBitsOfTheResidentPlan) {
       }
       machine.append_state(left);
       ASSERT_TRUE(left == wanted);
-      count_apart(program, count);
+      count_discrete(program, count);
     }
   }
   std::printf(

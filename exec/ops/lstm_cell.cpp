@@ -13,7 +13,7 @@
 ORT_TRAIN_OPS_BEGIN
 namespace {
 
-constexpr int64_t kGates = 4;
+constexpr int kGates = 4;
 
 // Throws Error(unsupported) unless these are (batch, kGates * hidden) and (batch, hidden), of one type.
 void check_cell(const TensorType& gates, const TensorType& state) {
@@ -41,6 +41,11 @@ void gradient(const Node& node, GradientBuilder& g) {
     if (g.wants(i)) g.input_gradient(i, made[0]);
   }
   if (g.wants(2)) g.input_gradient(2, made[1]);
+}
+
+AxisPath along(const Graph&, const Node&, size_t, size_t axis) {
+  if (axis != 0) return {};
+  return {.use = AxisPath::kept, .axis = 0};
 }
 
 // Of a row: elements of its states, and of the gates, which are `hidden` apart.
@@ -133,12 +138,12 @@ constexpr OpDef kLstmCell{
     .name = "LstmCell",
     .infer = infer,
     .gradient = gradient,
-    .traits = {.along = along_batch},
+    .traits = {.along = along},
 };
 constexpr Kernel kLstmCellKernel{
     .types = kFloating,
     .in_place = {{.output = 2, .input = 0}, {.output = 2, .input = 1}, {.output = 1, .input = 2}},
-    .cost = elementwise_cost<60>,
+    .cost = elementwise_cost<110>,
     .prepare = prepare,
 };
 
@@ -150,7 +155,7 @@ constexpr OpDef kLstmCellGrad{
 constexpr Kernel kLstmCellGradKernel{
     .types = kFloating,
     .in_place = {{.output = 0, .input = 2}, {.output = 1, .input = 1}, {.output = 1, .input = 3}, {.output = 1, .input = 0}},
-    .cost = elementwise_cost<10>,
+    .cost = elementwise_cost<40 / kGates>,
     .prepare = prepare_gradient,
 };
 

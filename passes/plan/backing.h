@@ -38,7 +38,7 @@ void set_forecasts(const Problem& problem, HierarchyPlan& layers);
 // What a plan takes of its problem's memory.
 int64_t bytes_of(const Problem& problem, const Plan& plan);
 
-// The fastest that it finds; none where it finds no room. One backing memory the nearest at most.
+// The fastest that it finds; none where it finds no room. At most one backing memory.
 std::optional<HierarchyPlan> plan_hierarchy(const Problem& problem);
 // Of least memory, the nearest first: those of all memories are as large as they have to be.
 HierarchyPlan smallest_hierarchy(const Problem& problem);

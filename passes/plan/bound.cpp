@@ -19,7 +19,7 @@ Bound::Bound(const Problem& problem, double enough, int64_t most)
       runs_(problem.runs),
       limit_(problem.memory),
       most_(most),
-      least_rate_(min_counted_runs_per_step(runs_)),
+      least_runs_(min_counted_runs_per_step(runs_)),
       resident_(problem.lasting.size(), -1) {
   const StreamRates& rates = problem.disk;
   const double price = rates.compute_lost / rates.while_computing;
@@ -54,7 +54,7 @@ Bound::Bound(const Problem& problem, double enough, int64_t most)
     add_room(rows, -1, end);
   }
   too_large_ = is_full();
-  set_costs(least_rate_, 0);
+  set_costs(least_runs_, 0);
   find_seconds(enough);
 }
 
@@ -217,27 +217,27 @@ bool Bound::add_overfull(RunRows& rows) {
 }
 
 // Solves until the memory does for all runs that cost something, or for all.
-bool Bound::solve(bool is_near, double least_rate) {
+bool Bound::solve(bool is_near, double least_runs) {
   if (too_large_) return false;
   for (bool violated = true; violated; is_near = true) {
     if (!program_.solve(is_near)) return false;
     violated = false;
     for (size_t e = 0; e < runs_.size(); ++e) {
-      if (runs_[e].runs_per_step >= least_rate && !is_full() && add_overfull(rows_[e])) violated = true;
+      if (runs_[e].runs_per_step >= least_runs && !is_full() && add_overfull(rows_[e])) violated = true;
     }
   }
   return true;
 }
 
 // What is minimised: what is waited for, and what transfers cost, of runs that run often enough.
-void Bound::set_costs(double least_rate, double of_transfers) {
+void Bound::set_costs(double least_runs, double of_transfers) {
   std::map<int32_t, double> costs;
   for (size_t e = 0; e < runs_.size(); ++e) {
-    const double rate = runs_[e].runs_per_step;
-    if (rate < least_rate) continue;
-    costs[std::prev(rows_[e].waited.end())->second] += rate;
+    const double runs = runs_[e].runs_per_step;
+    if (runs < least_runs) continue;
+    costs[std::prev(rows_[e].waited.end())->second] += runs;
     for (const Transfer& transfer : rows_[e].transfers) {
-      for (const LinearTerm& term : transfer.terms) costs[term.column] += rate * (price_ + of_transfers) * term.factor;
+      for (const LinearTerm& term : transfer.terms) costs[term.column] += runs * (price_ + of_transfers) * term.factor;
     }
   }
   for (const auto& [column, cost] : costs) program_.set_cost(column, cost);
@@ -246,20 +246,20 @@ void Bound::set_costs(double least_rate, double of_transfers) {
 void Bound::find_seconds(double enough) {
   double certain = 0;
   for (size_t e = 0; e < runs_.size(); ++e) {
-    if (runs_[e].runs_per_step < least_rate_) continue;
+    if (runs_[e].runs_per_step < least_runs_) continue;
     seconds_ += runs_[e].runs_per_step * rows_[e].computing;
     for (const Transfer& transfer : rows_[e].transfers) certain += runs_[e].runs_per_step * price_ * transfer.constant;
   }
   certain += seconds_;
   int idle = 0;  // rounds that changed next to nothing
   bool violated = true, is_near = false;
-  for (; violated && idle < kIdleRounds && solve(is_near, least_rate_); is_near = true) {
+  for (; violated && idle < kIdleRounds && solve(is_near, least_runs_); is_near = true) {
     const double before = seconds_;
     seconds_ = std::max(seconds_, certain + program_.bound());
     idle = is_near && seconds_ < before * (1 + kTolerance) ? idle + 1 : 0;
     violated = false;
     for (size_t e = 0; e < runs_.size() && seconds_ < enough && !is_full(); ++e) {
-      if (runs_[e].runs_per_step >= least_rate_ && add_crowded(rows_[e])) violated = true;
+      if (runs_[e].runs_per_step >= least_runs_ && add_crowded(rows_[e])) violated = true;
     }
   }
 }

@@ -106,7 +106,7 @@ class Bound {
   std::vector<double> free_memory(const RunRows& rows) const;
   static std::vector<Stretch> worst(std::vector<Stretch> all);
   bool add_overfull(RunRows& rows);
-  bool solve(bool is_near, double least_rate);
+  bool solve(bool is_near, double least_runs);
   int32_t waited_until(RunRows& rows, int32_t moment);
   void sort_transfers(RunRows& rows);
   int32_t sum_until(RunRows& rows, Sum& sum, int32_t moment);
@@ -115,7 +115,7 @@ class Bound {
   void add_room(RunRows& rows, int32_t begin, int32_t end);
   bool add_crowded(RunRows& rows);
   double value_of(const Transfer& transfer) const;  // in the last solution
-  void set_costs(double least_rate, double of_transfers);
+  void set_costs(double least_runs, double of_transfers);
   void find_seconds(double enough);
   bool is_full() const { return bytes() > most_; }
 
@@ -123,7 +123,7 @@ class Bound {
   const std::vector<Run>& runs_;
   const int64_t limit_;
   const int64_t most_;
-  const double least_rate_;  // of runs that count
+  const double least_runs_;  // of runs that count
   double price_;             // of a second of what can be waited for
   double rate_[2];           // bytes read, written, in such a second
   LinearProgram program_;

@@ -39,7 +39,7 @@ class EntryMaker {
 
  private:
   // A memory of the plan, and what of it is in the entry.
-  struct LevelPlan {
+  struct LevelStorages {
     std::vector<int32_t> storage_of_stay{};          // by stay
     std::vector<int32_t> storage_of_chain{};         // of blocks; -1: none
     std::map<int32_t, std::vector<size_t>> stays{};  // by value
@@ -92,7 +92,7 @@ class EntryMaker {
   }
 
   void add_storages(size_t number) {
-    LevelPlan& layer = layers_[number];
+    LevelStorages& layer = layers_[number];
     const size_t begin = entry_.storages.size();
     layer.storage_of_chain.assign(draft_.chains.size(), -1);
     for (const RunDraft::BlockOf& block : blocks_of(number)) {
@@ -319,7 +319,7 @@ class EntryMaker {
   const std::vector<Persistent>& persistents_;
   const PlannedRun& planned_;
   Program& program_;
-  std::vector<LevelPlan> layers_;
+  std::vector<LevelStorages> layers_;
   Entry entry_;
   std::vector<Life> lives_;              // by storage
   EntryCode code_;                       // but for the instructions, which are the entry's

@@ -9,7 +9,7 @@
 
 namespace ort_train {
 
-inline constexpr SpaceId kSpaceOfLevel[] = {kMemory, kHost};  // by layer: a memory of the plan, the nearest first
+inline constexpr SpaceId kSpaceOfLevel[] = {kMemory, kHost};  // by level: a memory of the plan, the nearest first
 
 inline const std::vector<planning::Stay>& stays_of(const PlannedRun& planned, size_t layer) { return planned.layers[layer].plan->stays; }
 // The store of a level: the next memory, or the file.

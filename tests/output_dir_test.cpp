@@ -9,7 +9,6 @@
 
 #include "graph/error.h"
 #include "tests/chain_model.h"
-#include "tests/discrete_device.h"
 #include "tests/failures.h"
 #include "tests/foreign_files.h"
 #include "tests/io_faults.h"
@@ -154,23 +153,6 @@ TEST_F(OutputDir, AsManyCheckpointsAreKeptAsAreAskedFor) {
   }
   EXPECT_EQ(code_of([&] { go(with([](Options& o) { o.save_total_limit = -1; })); }), ErrorCode::usage);
   EXPECT_EQ(Options().save_steps, 500);
-}
-
-TEST_F(OutputDir, ADeviceWithMemoryOfItsOwnKeepsToTheLimitOfTheDiskToo) {
-  fs::create_directory(folder.path / "nvme");
-  options.nvme_path = folder / "nvme";
-  const int64_t arena = Trainer(options).plan().arena_bytes;
-  on.make = [](const Program& program, const std::vector<const Graph*>& graphs) {
-    return std::make_unique<fixtures::DiscreteDevice>(program, graphs, /*threads=*/1, /*seed=*/1);
-  };
-  on.memories = {.device = arena, .host = arena * 5 / 8};
-  const int64_t disk_bytes = fixtures::TrainerOn(on, options).plan().disk_bytes;
-  ASSERT_GT(disk_bytes, 0);
-  options.nvme_budget = disk_bytes - 1;
-  EXPECT_THAT(error_of(ErrorCode::budget, [&] { fixtures::TrainerOn trainer(on, options); }),
-              HasSubstr(fmt::format("more than `nvme_budget` {}", disk_bytes - 1)));
-  options.nvme_budget = disk_bytes;
-  EXPECT_EQ(train(options).summary.weights_hash, hash);
 }
 
 // Two checkpoints of a streamed run: three slots a tensor, which the plan shows and the limit on the disk counts.

@@ -1,0 +1,52 @@
+// The limit of the disk where a device has memory of its own.
+
+#include <fmt/format.h>
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <filesystem>
+
+#include "graph/error.h"
+#include "tests/chain_model.h"
+#include "tests/discrete_device.h"
+#include "tests/failures.h"
+
+namespace ort_train {
+namespace {
+
+using ::testing::HasSubstr;
+
+struct PlannedDisk : TrainerRuns {};
+
+TEST_F(PlannedDisk, OfADeviceWithMemoryOfItsOwnIsWithinItsLimit) {
+  Options options = chain_job(folder / "job", /*layers=*/4, /*width=*/64, /*samples=*/48);
+  options.batch_size = 16;
+  options.max_steps = 3;
+  options.threads = 1;
+  options.profile = profile;
+  const std::string hash = train(options).summary.weights_hash;
+  options.nvme_path = folder / "nvme";
+  std::filesystem::create_directory(options.nvme_path);
+  const int64_t arena = Trainer(options).plan().arena_bytes;
+  on.make = [](const Program& program, const std::vector<const Graph*>& graphs) {
+    return std::make_unique<fixtures::DiscreteDevice>(program, graphs, /*threads=*/1, /*seed=*/1);
+  };
+  int64_t disk_bytes = 0;
+  for (int64_t eighths = 1; eighths <= 8 && disk_bytes == 0; ++eighths) {  // the least of these that does
+    on.memories = {.device = arena, .host = arena * eighths / 8};
+    try {
+      disk_bytes = fixtures::TrainerOn(on, options).plan().disk_bytes;
+    } catch (const Error& problem) {
+      ASSERT_EQ(problem.code(), ErrorCode::budget) << problem.what();
+    }
+  }
+  ASSERT_GT(disk_bytes, 0);
+  options.nvme_budget = disk_bytes - 1;
+  EXPECT_THAT(error_of(ErrorCode::budget, [&] { fixtures::TrainerOn trainer(on, options); }),
+              HasSubstr(fmt::format("more than `nvme_budget` {}", disk_bytes - 1)));
+  options.nvme_budget = disk_bytes;
+  EXPECT_EQ(train(options).summary.weights_hash, hash);
+}
+
+}  // namespace
+}  // namespace ort_train

@@ -445,8 +445,9 @@ template <typename Unit> void multiply(const Product<float>& p, std::byte* works
   } while (begin < p.depth);
 }
 
-// For other element types: columns side by side.
+// For other element types: columns side by side. Integers wrap around.
 template <typename T> void multiply_plainly(const Product<T>& p) {
+  using Sum = std::conditional_t<!std::is_integral_v<T>, T, std::conditional_t<sizeof(T) == 8, uint64_t, uint32_t>>;
   constexpr int64_t kColumns = 64;
   const int64_t block = p.block > 0 ? p.block : depth_block(p.depth);
   for (int64_t i = 0; i < p.rows; ++i) {
@@ -458,13 +459,13 @@ template <typename T> void multiply_plainly(const Product<T>& p) {
       const int64_t n = std::min(kColumns, p.columns - j);
       for (int64_t y = 0; y < n; ++y) c[j + y] = start ? start[j + y] : T(0);
       for (int64_t first = begin / block * block; first < end; first += block) {
-        T sum[kColumns] = {};
+        Sum sum[kColumns] = {};
         for (int64_t k = std::max(begin, first); k < std::min(end, first + block); ++k) {
-          const T x = p.a.own()[i * p.a.row + k * p.a.column];
+          const auto x = static_cast<Sum>(p.a.own()[i * p.a.row + k * p.a.column]);
           const T* b = p.b.own() + k * p.b.row + j * p.b.column;
-          for (int64_t y = 0; y < n; ++y) sum[y] += x * b[y * p.b.column];
+          for (int64_t y = 0; y < n; ++y) sum[y] += x * static_cast<Sum>(b[y * p.b.column]);
         }
-        for (int64_t y = 0; y < n; ++y) c[j + y] += p.alpha * sum[y];
+        for (int64_t y = 0; y < n; ++y) c[j + y] = static_cast<T>(static_cast<Sum>(c[j + y]) + static_cast<Sum>(p.alpha) * sum[y]);
       }
     }
   }

@@ -33,6 +33,7 @@
 #include "exec/gemm_pack.h"
 #include "exec/gemm_tiles.h"
 #include "exec/places.h"
+#include "exec/wrapping.h"
 
 ORT_TRAIN_OPS_BEGIN
 
@@ -447,7 +448,7 @@ template <typename Unit> void multiply(const Product<float>& p, std::byte* works
 
 // For other element types: columns side by side. Integers wrap around.
 template <typename T> void multiply_plainly(const Product<T>& p) {
-  using Sum = std::conditional_t<!std::is_integral_v<T>, T, std::conditional_t<sizeof(T) == 8, uint64_t, uint32_t>>;
+  using Sum = Wrapping<T>;
   constexpr int64_t kColumns = 64;
   const int64_t block = p.block > 0 ? p.block : depth_block(p.depth);
   for (int64_t i = 0; i < p.rows; ++i) {

@@ -10,6 +10,7 @@
 #include <utility>
 
 #include "exec/strided.h"
+#include "exec/wrapping.h"
 
 ORT_TRAIN_OPS_BEGIN
 
@@ -19,18 +20,12 @@ struct Replace {
 };
 struct AddTo {
   template <typename T> HOST_DEVICE static T combine(T old, T update) {
-    if constexpr (std::is_integral_v<T>)
-      return static_cast<T>(static_cast<std::make_unsigned_t<T>>(old) + static_cast<std::make_unsigned_t<T>>(update));
-    else
-      return old + update;
+    return static_cast<T>(static_cast<Wrapping<T>>(old) + static_cast<Wrapping<T>>(update));
   }
 };
 struct MultiplyBy {
   template <typename T> HOST_DEVICE static T combine(T old, T update) {
-    if constexpr (std::is_integral_v<T>)
-      return static_cast<T>(static_cast<std::make_unsigned_t<T>>(old) * static_cast<std::make_unsigned_t<T>>(update));
-    else
-      return old * update;
+    return static_cast<T>(static_cast<Wrapping<T>>(old) * static_cast<Wrapping<T>>(update));
   }
 };
 struct MaximumOf {

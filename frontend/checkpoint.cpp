@@ -153,16 +153,19 @@ void check_unchanged(const std::string& folder, const Json& manifest, const Chec
   }
 }
 
-// The table of a folder whose tensors are in a state file, if it can be read.
-std::optional<SlotTable> table_in(const std::string& folder) {
+// What a folder's manifest has under that name, by `of`; none where it can't be read.
+template <typename Of> auto read_from_manifest(const std::string& folder, const char* name, const Of& of) {
+  std::optional<decltype(of(Json()))> result;
   try {
-    return slots_of(read_manifest(folder).at("slots"));
+    result = of(read_manifest(folder).at(name));
   } catch (const std::bad_alloc&) {
     throw;
   } catch (const std::exception&) {
-    return std::nullopt;
   }
+  return result;
 }
+// The table of a folder whose tensors are in a state file, if it can be read.
+std::optional<SlotTable> table_in(const std::string& folder) { return read_from_manifest(folder, "slots", slots_of); }
 
 // False where something of ours can't be removed; the next one to put things in order tries again.
 bool remove_with_state(const std::string& output_dir, const std::string& folder) {
@@ -312,15 +315,7 @@ std::string save_checkpoint(const std::string& output_dir, const RunState& state
   return path;
 }
 
-std::optional<RunState> saved_state(const std::string& folder) {
-  try {
-    return state_of(read_manifest(folder).at("state"));
-  } catch (const std::bad_alloc&) {
-    throw;
-  } catch (const std::exception&) {
-    return std::nullopt;
-  }
-}
+std::optional<RunState> saved_state(const std::string& folder) { return read_from_manifest(folder, "state", state_of); }
 
 Loaded load_checkpoint(const std::string& output_dir, const CheckpointContent& content, const Note& note, const std::string& nvme_path,
                        const BeforeLoad& before, const std::string& only) {

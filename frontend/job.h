@@ -125,10 +125,10 @@ class Job {
 
   Workers& workers_;
   const std::function<void(const std::string&)> note_;
-  std::vector<Attachment> attached_;  // other models that the losses read
-  PassOptions passes_;                // of all graphs
-  std::vector<std::string> ran_;      // names of passes
   const RunStart& start_;
+  std::vector<Attachment> attached_;                       // other models that the losses read
+  PassOptions passes_;                                     // of all graphs
+  std::vector<std::string> ran_;                           // names of passes
   bool model_read_ = false;                                // info and weights are there
   bool has_entries_ = false;                               // some were made
   size_t model_outputs_ = 0;                               // how many outputs the trained model has itself

@@ -92,6 +92,7 @@ inline OpInput statistic(OpInput input) {
 std::vector<OpCase> elementwise_op_cases();    // arithmetic, unary functions, activations
 std::vector<OpCase> normalization_op_cases();  // softmax, layer and RMS normalisation
 std::vector<OpCase> shape_op_cases();          // data movement, reductions, comparisons, integer ops
+std::vector<OpCase> quantization_op_cases();   // codes and scales
 std::vector<OpCase> index_op_cases();          // gathering, scattering and sorting by index, tensors made of positions
 std::vector<OpCase> product_op_cases();        // MatMul, attention
 std::vector<OpCase> nn_op_cases();             // losses, optimizers, dropout

@@ -5,16 +5,12 @@
 
 #include "exec/elementwise.h"
 #include "exec/op_list.h"
+#include "exec/wrapping.h"
 
 ORT_TRAIN_OPS_BEGIN
 namespace {
 
 using AllNumbers = Types<float, double, float16, bfloat16, int64_t, int32_t, int16_t, int8_t, uint8_t>;
-
-// Signed overflow is undefined; unsigned arithmetic isn't, and gives the same bits. Types of 16 bits and less would be promoted to int.
-template <typename T>
-using Wrapping = typename std::conditional_t<!std::is_integral_v<T>, std::type_identity<T>,
-                                             std::conditional_t<sizeof(T) < 4, std::type_identity<uint32_t>, std::make_unsigned<T>>>::type;
 
 struct AddOf {
   template <typename T> HOST_DEVICE static T value(T a, T b) {

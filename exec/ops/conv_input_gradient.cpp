@@ -46,7 +46,7 @@ template <typename T> struct InputGradient {
   InputTiles tiles;
   Element dy, w, dx;
   int64_t block = 0;
-  bool products_are_dx = false;  // the products are dx
+  bool products_are_dx = false;
   int64_t dy_at = 0, products_at = 0, plane_at = 0, bytes = 0;
 
   explicit InputGradient(const KernelSpec& spec)

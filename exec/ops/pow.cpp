@@ -5,6 +5,7 @@
 
 #include "exec/elementwise.h"
 #include "exec/op_list.h"
+#include "exec/wrapping.h"
 
 ORT_TRAIN_OPS_BEGIN
 namespace {
@@ -13,7 +14,7 @@ struct PowOf {
   template <typename T> HOST_DEVICE static T value(T a, T b) {
     if constexpr (std::is_integral_v<T>) {  // by squaring, wrapping around; a negative exponent truncates
       if (b < 0) return a == 1 ? 1 : (a == -1 ? (b % 2 ? -1 : 1) : 0);
-      using U = std::make_unsigned_t<T>;
+      using U = Wrapping<T>;
       U result = 1, square = static_cast<U>(a);
       for (; b > 0; b >>= 1, square *= square) {
         if (b & 1) result *= square;

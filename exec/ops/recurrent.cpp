@@ -113,8 +113,11 @@ class Recurrence {
     }
   }
 
+  const Activation& activation(size_t which) const {  // of the direction at hand
+    return activations_[static_cast<size_t>(direction_) * activations_.size() / static_cast<size_t>(directions_) + which];
+  }
   ValueId activate(size_t which, ValueId x) {
-    const Activation& a = activations_[static_cast<size_t>(direction_) * activations_.size() / static_cast<size_t>(directions_) + which];
+    const Activation& a = activation(which);
     if (const float clip = l_.node.attributes.get("clip", 0.0f); clip > 0) x = l_.emit("Clip", {x}, {{"min", -clip}, {"max", clip}});
     if (a.name == "Sigmoid" || a.name == "Tanh" || a.name == "Relu" || a.name == "Softplus") return l_.emit(a.name, {x});
     if (a.name == "LeakyRelu" || a.name == "Elu") return l_.emit(a.name, {x}, {{"alpha", a.alpha}});
@@ -221,9 +224,8 @@ class Recurrence {
 
   // Whether LstmCell does it.
   bool has_usual_cell() const {
-    const size_t count = activations_.size() / static_cast<size_t>(directions_), first = static_cast<size_t>(direction_) * count;
-    return activations_[first].name == "Sigmoid" && activations_[first + 1].name == "Tanh" && activations_[first + 2].name == "Tanh" &&
-           peepholes_.empty() && l_.node.attributes.get("input_forget", 0) == 0 && l_.node.attributes.get("clip", 0.0f) <= 0;
+    return activation(0).name == "Sigmoid" && activation(1).name == "Tanh" && activation(2).name == "Tanh" && peepholes_.empty() &&
+           l_.node.attributes.get("input_forget", 0) == 0 && l_.node.attributes.get("clip", 0.0f) <= 0;
   }
   void usual_lstm_step(ValueId x) {
     const std::vector<ValueId> made = l_.emit_many("LstmCell", {x, product(h_, r_), c_}, {}, 3);

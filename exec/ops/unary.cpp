@@ -4,6 +4,7 @@
 
 #include "exec/elementwise.h"
 #include "exec/op_list.h"
+#include "exec/wrapping.h"
 
 ORT_TRAIN_OPS_BEGIN
 namespace {
@@ -11,7 +12,7 @@ namespace {
 struct NegOf {
   template <typename T> HOST_DEVICE static T value(T x) {
     if constexpr (std::is_integral_v<T>)
-      return static_cast<T>(std::make_unsigned_t<T>(0) - static_cast<std::make_unsigned_t<T>>(x));
+      return static_cast<T>(Wrapping<T>(0) - static_cast<Wrapping<T>>(x));
     else
       return -x;
   }

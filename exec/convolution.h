@@ -121,6 +121,8 @@ inline int64_t samples_together(const Layout& l, int64_t columns) {
 // The size of so many equal parts, a multiple of `each`.
 inline int64_t equal_part(int64_t size, int64_t parts, int64_t each) { return divided_up(divided_up(size, parts), each) * each; }
 
+inline constexpr int64_t kPlainColumns = 480;  // of a tile of plain windows
+
 // Of the convolution.
 struct Tiles {
   int64_t samples = 1, groups_of_samples = 0;
@@ -132,7 +134,7 @@ struct Tiles {
 };
 
 inline Tiles tiles_of(const Layout& l) {
-  constexpr int64_t kColumns = 192, kPlainColumns = 480, kDepth = 384, kMostRows = 256, kLeastRows = 64;
+  constexpr int64_t kColumns = 192, kDepth = 384, kMostRows = 256, kLeastRows = 64;
   const int64_t all = l.windows.out_size();
   Tiles tiles{.samples = samples_together(l, kColumns)};
   tiles.groups_of_samples = divided_up(l.batch, tiles.samples);
@@ -150,20 +152,29 @@ inline Tiles tiles_of(const Layout& l) {
 // Of dx.
 struct InputTiles {
   int64_t samples = 1, groups_of_samples = 0;
-  int64_t channels = 0, count = 0;  // of x
+  int64_t columns = 0, across = 0;  // windows of a tile; tiles of a sample
+  int64_t channels = 0, down = 0;   // of x
+
+  bool products_are_dx(const Layout& l) const { return samples == 1 && l.windows.plain(); }
 };
 
 inline InputTiles input_tiles(const Layout& l, int64_t size) {
   constexpr int64_t kColumns = 192, kPlainChannels = 192, kRows = 8;
+  const int64_t all = l.windows.out_size();
   InputTiles tiles{.samples = samples_together(l, kColumns)};
   tiles.groups_of_samples = divided_up(l.batch, tiles.samples);
-  const int64_t bytes = l.windows.taps() * tiles.samples * l.windows.out_size() * size;
-  tiles.channels = l.windows.plain() ? equal_part(l.in_channels, divided_up(l.in_channels, kPlainChannels), kRows)
-                                     : std::max<int64_t>(1, kColumnBytes / bytes);
-  tiles.channels = std::min(tiles.channels, l.in_channels);
-  while (tiles.groups_of_samples * l.groups * divided_up(l.in_channels, tiles.channels) < kFewTasks && tiles.channels > 1)
+  tiles.columns = tiles.products_are_dx(l) ? std::min(all, kPlainColumns) : all;
+  tiles.across = divided_up(all, tiles.columns);
+  const int64_t bytes = l.windows.taps() * tiles.samples * all * size;
+  if (tiles.products_are_dx(l))
+    tiles.channels = l.in_channels;
+  else if (l.windows.plain())
+    tiles.channels = std::min(l.in_channels, equal_part(l.in_channels, divided_up(l.in_channels, kPlainChannels), kRows));
+  else
+    tiles.channels = std::clamp<int64_t>(kColumnBytes / bytes, 1, l.in_channels);
+  while (tiles.groups_of_samples * l.groups * tiles.across * divided_up(l.in_channels, tiles.channels) < kFewTasks && tiles.channels > 1)
     tiles.channels = divided_up(tiles.channels, 2);
-  tiles.count = divided_up(l.in_channels, tiles.channels);
+  tiles.down = divided_up(l.in_channels, tiles.channels);
   return tiles;
 }
 

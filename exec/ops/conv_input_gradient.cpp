@@ -56,8 +56,8 @@ template <typename T> struct InputGradient {
         w(operand_element(spec, 1)),
         dx(result_element(spec)),
         block(depth_block(l.total / l.groups)),
-        products_are_dx(tiles.samples == 1 && l.windows.plain()) {
-    const int64_t wide = tiles.samples * l.windows.out_size(), rows = tiles.channels * l.windows.taps();
+        products_are_dx(tiles.products_are_dx(l)) {
+    const int64_t wide = tiles.samples * tiles.columns, rows = tiles.channels * l.windows.taps();
     Places places;
     Product<T> largest{.rows = rows, .columns = wide, .depth = l.out_channels, .block = block};
     largest.a = {nullptr, 1, l.depth(), w};
@@ -70,18 +70,25 @@ template <typename T> struct InputGradient {
     bytes = places.all();
   }
 
-  int64_t tasks() const { return tiles.groups_of_samples * l.groups * tiles.count; }
+  int64_t tasks() const { return tiles.groups_of_samples * l.groups * tiles.across * tiles.down; }
   void run(const KernelArgs& args, int64_t task, std::byte* place) const {
-    const int64_t channel = task % tiles.count * tiles.channels, item = task / tiles.count, g = item % l.groups;
-    const int64_t n = item / l.groups * tiles.samples, samples = std::min(tiles.samples, l.batch - n);
-    const int64_t channels = std::min(tiles.channels, l.in_channels - channel), all = l.windows.out_size(), wide = samples * all;
+    const int64_t down = task % tiles.down, across = task / tiles.down % tiles.across, item = task / tiles.down / tiles.across;
+    run_tile(args, item / l.groups * tiles.samples, item % l.groups, down * tiles.channels, across * tiles.columns, place);
+  }
+
+ private:
+  // dx of some channels, of what some windows of one sample or all windows of several give it.
+  void run_tile(const KernelArgs& args, int64_t n, int64_t g, int64_t channel, int64_t column, std::byte* place) const {
+    const int64_t all = l.windows.out_size(), samples = std::min(tiles.samples, l.batch - n);
+    const int64_t channels = std::min(tiles.channels, l.in_channels - channel), columns = std::min(tiles.columns, all - column),
+                  wide = samples * columns;
     const Operand<T> from(args.in<std::byte>(0), all, 1, dy), weight(args.in<std::byte>(1), 1, l.depth(), w);
-    const int64_t to = l.is_last() ? l.x_at(n, g, channel) : l.products_at(n, g, channel);
+    const int64_t to = (l.is_last() ? l.x_at(n, g, channel) : l.products_at(n, g, channel)) + column;
     const Result<T> out(args.out<std::byte>(0) + to * bytes_each<T>(dx), all, 1, dx);
     T* const made = reinterpret_cast<T*>(place + products_at);
     Product<T> product{.rows = channels * l.windows.taps(), .columns = wide, .depth = l.out_channels, .block = block};
     product.a = weight.from(channel * l.windows.taps(), g * l.out_channels);
-    product.b = from.from(0, l.y_at(n, g, 0));
+    product.b = from.from(0, l.y_at(n, g, 0) + column);
     if (samples > 1) {
       for (int64_t i = 0; i < samples; ++i)
         copy_elements<T>(dy, from.from(0, l.y_at(n + i, g, 0)).data, all, place + dy_at + i * all * from.size(), wide, l.out_channels, all);
@@ -89,7 +96,7 @@ template <typename T> struct InputGradient {
     }
     product.c = products_are_dx ? out : Result<T>(made, wide);
     if (const T* const before = args.inputs.size() > 2 ? args.in<T>(2) : nullptr) {
-      const T* const sums = before + l.products_at(n, g, channel);
+      const T* const sums = before + l.products_at(n, g, channel) + column;
       product.start = {sums, all};
       if (!products_are_dx) {
         for (int64_t i = 0; i < samples; ++i) copy_planes(sums + i * l.products(), all, made + i * all, wide, product.rows, all);
@@ -108,7 +115,6 @@ template <typename T> struct InputGradient {
     }
   }
 
- private:
   // Plane by plane: a sum is rounded once.
   void spread_rounding(const T* products, int64_t wide, int64_t channels, const Result<T>& to, T* plane) const {
     const int64_t size = l.windows.in_size();

@@ -146,7 +146,7 @@ template <typename T> struct InputGradient {
         w(operand_element(spec, 1)),
         dx(result_element(spec)),
         block(depth_block(l.total / l.groups)),
-        is_direct(input_tiles(l, sizeof(T)).samples == 1 && l.windows.plain()),
+        is_direct(input_tiles(l, sizeof(T)).products_are_dx(l)),
         has_base(spec.has(2)) {
     constexpr int64_t kBytes = int64_t{16} << 20;
     in_tiles = std::is_same_v<T, float> && fills_tiles(l, l.depth(), l.batch * l.windows.out_size()) && l.out_channels > 1;

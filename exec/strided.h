@@ -135,13 +135,21 @@ class StridedCopy {
   explicit StridedCopy(const CopyLayout& layout);
   void run(Workers& workers, void* out, const void* in) const;
 
+  // The same, task by task, for several copies that run together.
+  int64_t tasks() const { return (units_ + units_of_task_ - 1) / units_of_task_; }
+  void run_task(int64_t task, void* out, const void* in) const;
+
  private:
   enum class Kind { nothing, rows, transpose, elements };
-  template <typename T> void run_transpose(Workers& workers, T* out, const T* in) const;
-  template <typename T> void run_elements(Workers& workers, T* out, const T* in) const;
+  void choose_kind();
+  void choose_tasks();
+  // Units [begin, end): elements, or squares of transposed matrices.
+  template <typename T> void transpose(int64_t begin, int64_t end, T* out, const T* in) const;
+  template <typename T> void copy_elements(int64_t begin, int64_t end, T* out, const T* in) const;
 
   Kind kind_ = Kind::nothing;
   int64_t element_bytes_ = 0, out_offset_ = 0, in_offset_ = 0;
+  int64_t units_ = 0, units_of_task_ = 1;
   StridedLoop<2> loop_;  // operand 0: out, 1: in; for Kind::transpose the axes around the transposed matrix
   int64_t rows_ = 0, columns_ = 0, out_pitch_ = 0, in_pitch_ = 0;  // Kind::transpose: out[r * out_pitch + c] = in[r + c * in_pitch]
 };

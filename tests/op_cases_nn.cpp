@@ -328,16 +328,20 @@ void dropout_cases(std::vector<OpCase>& cases) {
 void lstm_cases(std::vector<OpCase>& cases) {
   for (const auto& [name, batch, hidden] : {std::tuple("small", 3, 5), {"odd", 1, 67}, {"large", 9, 1030}, {"empty", 0, 4}}) {
     const Shape gates{batch, 4 * hidden}, state{batch, hidden};
-    cases.push_back({.name = name,
-                     .op = "LstmCell",
-                     .inputs = {random(gates, -2, 2), random(gates, -2, 2), random(state)},
-                     .outputs = 3,
-                     .project = {0, 1}});
-    cases.push_back({.name = name,
-                     .op = "LstmCellGrad",
-                     .inputs = {random(state), random(state), random(gates, 0, 1), random(state), random(state)},
-                     .outputs = 2,
-                     .gradient = false});
+    for (const bool mixes : {false, true}) {
+      const OpInput c = mixes ? statistic(random(state)) : random(state);
+      const std::string of = mixes ? fmt::format("{}, state in float32", name) : name;
+      cases.push_back({.name = of,
+                       .op = "LstmCell",
+                       .inputs = {random(gates, -2, 2), random(gates, -2, 2), c},
+                       .outputs = 3,
+                       .project = {0, 1}});
+      cases.push_back({.name = of,
+                       .op = "LstmCellGrad",
+                       .inputs = {random(state), c, random(gates, 0, 1), c, c},
+                       .outputs = 2,
+                       .gradient = false});
+    }
   }
 }
 

@@ -2,8 +2,12 @@
 //
 // LSTM, GRU and RNN, whose steps are joined by a Concat, lower to a chain of ops (recurrent.cpp).
 //
-// Both copy: each part is a StridedCopy of rows. A part whose gradient nobody wants is not made (Concat's gradient is then a Slice for each
+// Both copy: each part is a StridedCopy, of rows. A part whose gradient nobody wants is not made (Concat's gradient is then a Slice for each
 // part that is wanted).
+
+#include <algorithm>
+#include <utility>
+#include <vector>
 
 #include "exec/op_list.h"
 #include "exec/ops/recurrent.h"
@@ -13,16 +17,39 @@ ORT_TRAIN_OPS_BEGIN
 
 namespace {
 
-// One part [begin, begin + part) of an axis of `whole`, copied into it or out of it.
-StridedCopy part_copy(const TensorType& whole, const Shape& part, int64_t axis, int64_t begin, bool into) {
-  const std::vector<int64_t> whole_strides = strides_of(whole.shape), part_strides = strides_of(part);
-  const int64_t offset = begin * whole_strides[axis];
-  const int64_t bytes = size_of(whole.dtype);
-  if (into)
-    return StridedCopy(
-        {.element_bytes = bytes, .dims = part, .out_strides = whole_strides, .in_strides = part_strides, .out_offset = offset});
-  return StridedCopy({.element_bytes = bytes, .dims = part, .out_strides = part_strides, .in_strides = whole_strides, .in_offset = offset});
-}
+// The parts of an axis of `whole`, so many elements each, copied into it or out of it, all in one list of tasks.
+class PartCopies {
+ public:
+  PartCopies(const TensorType& whole, int64_t axis, const std::vector<int64_t>& sizes, bool into) : into_(into) {
+    const std::vector<int64_t> strides = strides_of(whole.shape);
+    int64_t begin = 0;
+    for (const int64_t size : sizes) {
+      Shape part = whole.shape;
+      part[axis] = size;
+      const std::vector<int64_t> own = strides_of(part);
+      const int64_t offset = std::exchange(begin, begin + size) * strides[axis], bytes = size_of(whole.dtype);
+      copies_.emplace_back(into ? CopyLayout{bytes, part, strides, own, offset, 0} : CopyLayout{bytes, part, own, strides, 0, offset});
+      ends_.push_back((ends_.empty() ? 0 : ends_.back()) + copies_.back().tasks());
+    }
+    together_ = per_task(kTaskBytes, whole.bytes() / std::max<int64_t>(1, ends_.back()));
+  }
+  void run(const KernelArgs& args) const {
+    args.workers().parallel_blocks(ends_.back(), together_, [&](int64_t begin, int64_t end) {
+      auto i = static_cast<size_t>(std::upper_bound(ends_.begin(), ends_.end(), begin) - ends_.begin());
+      for (int64_t task = begin; task < end; ++task) {
+        while (task >= ends_[i]) ++i;
+        void* const out = args.outputs[into_ ? 0 : i];  // null: nobody reads that part
+        if (out != nullptr) copies_[i].run_task(task - (i == 0 ? 0 : ends_[i - 1]), out, args.inputs[into_ ? i : 0]);
+      }
+    });
+  }
+
+ private:
+  bool into_;
+  std::vector<StridedCopy> copies_;
+  std::vector<int64_t> ends_;  // of each copy's tasks
+  int64_t together_ = 1;       // tasks of copies that make one: parts may be small
+};
 
 // --- Concat ---------------------------------------------------------------------------------------------------------------------------
 
@@ -78,15 +105,9 @@ void concat_gradient(const Node& node, GradientBuilder& g) {
 
 KernelRun prepare_concat(const KernelSpec& spec) {
   const int64_t axis = normalize_axis(spec.attributes.get("axis", 0), static_cast<int64_t>(spec.outputs[0].shape.size()), "axis");
-  std::vector<StridedCopy> copies;
-  int64_t begin = 0;
-  for (const TensorType& input : spec.inputs) {
-    copies.push_back(part_copy(spec.outputs[0], input.shape, axis, begin, /*into=*/true));
-    begin += input.shape[axis];
-  }
-  return [copies = std::move(copies)](const KernelArgs& args) {
-    for (size_t i = 0; i < copies.size(); ++i) copies[i].run(args.workers(), args.outputs[0], args.inputs[i]);
-  };
+  std::vector<int64_t> sizes;
+  for (const TensorType& input : spec.inputs) sizes.push_back(input.shape[axis]);
+  return [copies = PartCopies(spec.outputs[0], axis, sizes, /*into=*/true)](const KernelArgs& args) { copies.run(args); };
 }
 
 // --- Split ----------------------------------------------------------------------------------------------------------------------------
@@ -135,19 +156,8 @@ void split_gradient(const Node& node, GradientBuilder& g) {
 
 KernelRun prepare_split(const KernelSpec& spec) {
   const int64_t axis = normalize_axis(spec.attributes.get("axis", 0), static_cast<int64_t>(spec.inputs[0].shape.size()), "axis");
-  std::vector<StridedCopy> copies;
-  int64_t begin = 0;
-  for (int64_t size : spec.attributes.get("split", std::vector<int64_t>{})) {
-    Shape part = spec.inputs[0].shape;
-    part[axis] = size;
-    copies.push_back(part_copy(spec.inputs[0], part, axis, begin, /*into=*/false));
-    begin += size;
-  }
-  return [copies = std::move(copies)](const KernelArgs& args) {
-    for (size_t i = 0; i < copies.size(); ++i) {
-      if (args.outputs[i]) copies[i].run(args.workers(), args.outputs[i], args.inputs[0]);
-    }
-  };
+  const std::vector<int64_t> sizes = spec.attributes.get("split", std::vector<int64_t>{});
+  return [copies = PartCopies(spec.inputs[0], axis, sizes, /*into=*/false)](const KernelArgs& args) { copies.run(args); };
 }
 
 }  // namespace

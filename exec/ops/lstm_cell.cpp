@@ -5,6 +5,8 @@
 //   c' = f * c + i * g,   y = o * tanh(c')                                  (batch, hidden) each
 //   gates (batch, 4 * hidden): i, o, f, g, which the gradient reads
 //
+// Where x, h, y and the gates are of 16 bits, c and c' may be float32: a sum over all steps.
+//
 // LstmCellGrad(dy, dc', gates, c, c') -> (dx, dc); dh is dx. exec/ops/recurrent.cpp makes cells with other activations of primitives.
 
 #include "exec/elementwise.h"
@@ -15,10 +17,11 @@ namespace {
 
 constexpr int kGates = 4;
 
-// Throws Error(unsupported) unless these are (batch, kGates * hidden) and (batch, hidden), of one type.
+// Throws Error(unsupported) unless these are (batch, kGates * hidden) and (batch, hidden), of one type or the state of float32.
 void check_cell(const TensorType& gates, const TensorType& state) {
-  const bool fits = gates.dtype == state.dtype && gates.shape.size() == 2 && state.shape.size() == 2 && gates.shape[0] == state.shape[0] &&
-                    gates.shape[1] == kGates * state.shape[1];
+  const bool mixes = is_half(gates.dtype) && state.dtype == DType::float32;
+  const bool fits = (gates.dtype == state.dtype || mixes) && gates.shape.size() == 2 && state.shape.size() == 2 &&
+                    gates.shape[0] == state.shape[0] && gates.shape[1] == kGates * state.shape[1];
   if (!fits) throw error(ErrorCode::unsupported, "gates of {} don't fit a state of {}", to_string(gates), to_string(state));
 }
 
@@ -26,12 +29,15 @@ std::vector<TensorType> infer(const InferContext& context) {
   const TensorType &x = context.input(0), &c = context.input(2);
   check_cell(x, c);
   if (context.input(1) != x) throw error(ErrorCode::unsupported, "gates are {} and {}", to_string(x), to_string(context.input(1)));
-  return {c, c, x};
+  return {{x.dtype, c.shape}, c, x};
 }
 std::vector<TensorType> infer_gradient(const InferContext& context) {
-  const TensorType& gates = context.input(2);
-  for (const size_t i : {0, 1, 3, 4}) check_cell(gates, context.input(i));
-  return {gates, context.input(3)};
+  const TensorType &gates = context.input(2), &c = context.input(3);
+  check_cell(gates, c);
+  if (context.input(0) != TensorType{gates.dtype, c.shape} || context.input(1) != c || context.input(4) != c)
+    throw error(ErrorCode::unsupported, "gradients of {} and {} don't fit a state of {}", to_string(context.input(0)),
+                to_string(context.input(1)), to_string(c));
+  return {gates, c};
 }
 
 void gradient(const Node& node, GradientBuilder& g) {
@@ -48,11 +54,14 @@ AxisPath along(const Graph&, const Node&, size_t, size_t axis) {
   return {.use = AxisPath::kept, .axis = 0};
 }
 
-// Of a row: elements of its states, and of the gates, which are `hidden` apart.
-template <typename T> struct Cell {
+// Of a row: elements of its states (S: of c), and of the gates, which are `hidden` apart.
+template <typename T, typename S> struct Cell {
   int64_t hidden;
-  const T *x, *h, *c;
-  T *y, *c_after, *gates;
+  const T *x, *h;
+  const S* c;
+  T* y;
+  S* c_after;
+  T* gates;
 
   HOST_DEVICE Cell row(int64_t i) const {
     const int64_t gate = i * kGates * hidden, state = i * hidden;
@@ -67,14 +76,18 @@ template <typename T> struct Cell {
     gates[hidden + j] = store<T>(out);
     gates[2 * hidden + j] = store<T>(forget);
     gates[3 * hidden + j] = store<T>(candidate);
-    c_after[j] = store<T>(state);
+    c_after[j] = store<S>(state);
     y[j] = store<T>(out * math::tanh(state));
   }
 };
-template <typename T> struct CellGradient {
+template <typename T, typename S> struct CellGradient {
   int64_t hidden;
-  const T *dy, *dc_after, *gates, *c, *c_after;
-  T *dx, *dc;
+  const T* dy;
+  const S* dc_after;
+  const T* gates;
+  const S *c, *c_after;
+  T* dx;
+  S* dc;
 
   HOST_DEVICE CellGradient row(int64_t i) const {
     const int64_t gate = i * kGates * hidden, state = i * hidden;
@@ -90,7 +103,7 @@ template <typename T> struct CellGradient {
     dx[hidden + j] = store<T>(of_y * active * (out * (C(1) - out)));
     dx[2 * hidden + j] = store<T>(state * before * (forget * (C(1) - forget)));
     dx[3 * hidden + j] = store<T>(state * in * (C(1) - candidate * candidate));
-    dc[j] = store<T>(state * forget);
+    dc[j] = store<S>(state * forget);
   }
 };
 
@@ -115,18 +128,27 @@ template <typename Rows> void run_rows(const Rows& all, int64_t batch, const Ker
 #endif
 }
 
+// Calls body.operator()<T, S>() for the types of the gates and of c.
+template <typename Body> KernelRun for_cell(DType gates, DType c, Body&& body) {
+  return for_type(Floats{}, gates, [&]<typename T>() -> KernelRun {
+    if constexpr (sizeof(T) > 2) return body.template operator()<T, T>();
+    return for_type(Types<T, float>{}, c, [&]<typename S>() { return body.template operator()<T, S>(); });
+  });
+}
+
 KernelRun prepare(const KernelSpec& spec) {
-  return for_type(Floats{}, spec.inputs[0].dtype, [&]<typename T>() -> KernelRun {
+  return for_cell(spec.inputs[0].dtype, spec.inputs[2].dtype, [&]<typename T, typename S>() -> KernelRun {
     return [batch = spec.inputs[2].shape[0], hidden = spec.inputs[2].shape[1]](const KernelArgs& args) {
-      run_rows(Cell<T>{hidden, args.in<T>(0), args.in<T>(1), args.in<T>(2), args.out<T>(0), args.out<T>(1), args.out<T>(2)}, batch, args);
+      run_rows(Cell<T, S>{hidden, args.in<T>(0), args.in<T>(1), args.in<S>(2), args.out<T>(0), args.out<S>(1), args.out<T>(2)}, batch,
+               args);
     };
   });
 }
 KernelRun prepare_gradient(const KernelSpec& spec) {
-  return for_type(Floats{}, spec.inputs[0].dtype, [&]<typename T>() -> KernelRun {
+  return for_cell(spec.inputs[2].dtype, spec.inputs[3].dtype, [&]<typename T, typename S>() -> KernelRun {
     return [batch = spec.inputs[0].shape[0], hidden = spec.inputs[0].shape[1]](const KernelArgs& args) {
-      run_rows(CellGradient<T>{hidden, args.in<T>(0), args.in<T>(1), args.in<T>(2), args.in<T>(3), args.in<T>(4), args.out<T>(0),
-                               args.out<T>(1)},
+      run_rows(CellGradient<T, S>{hidden, args.in<T>(0), args.in<S>(1), args.in<T>(2), args.in<S>(3), args.in<S>(4), args.out<T>(0),
+                                  args.out<S>(1)},
                batch, args);
     };
   });
@@ -138,7 +160,7 @@ constexpr OpDef kLstmCell{
     .name = "LstmCell",
     .infer = infer,
     .gradient = gradient,
-    .traits = {.along = along},
+    .traits = {.precision = {.keeps_float32 = 0b100}, .along = along},
 };
 constexpr Kernel kLstmCellKernel{
     .types = kFloating,

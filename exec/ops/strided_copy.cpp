@@ -78,6 +78,11 @@ StridedCopy::StridedCopy(const CopyLayout& layout)
       in_offset_(layout.in_offset),
       loop_(layout.dims, {layout.out_strides, layout.in_strides}) {
   if (loop_.count == 0) return;
+  choose_kind();
+  choose_tasks();
+}
+
+void StridedCopy::choose_kind() {
   kind_ = Kind::elements;
   if (loop_.inner_stride(0) != 1) return;
   if (loop_.inner_stride(1) == 1) kind_ = Kind::rows;
@@ -103,59 +108,66 @@ StridedCopy::StridedCopy(const CopyLayout& layout)
   }
 }
 
-template <typename T> void StridedCopy::run_transpose(Workers& workers, T* out, const T* in) const {
-  // A unit is a square of kSquare x kSquare of one matrix, few enough pages for the address translation; a task is some units.
-  const int64_t down = blocks_of(rows_, kSquare), across = blocks_of(columns_, kSquare), squares = down * across;
-  const int64_t unit_bytes = std::min(rows_, kSquare) * std::min(columns_, kSquare) * static_cast<int64_t>(sizeof(T));
-  workers.parallel_blocks(loop_.count * squares, per_task(kTaskBytes, unit_bytes), [&](int64_t begin, int64_t end) {
-    walk(loop_, begin / squares, (end - 1) / squares + 1, [&](const std::array<int64_t, 2>& offsets, int64_t first, int64_t run) {
-      for (int64_t i = 0; i < run; ++i) {
-        T* const to = out + offsets[0] + i * loop_.inner_stride(0);
-        const T* const from = in + offsets[1] + i * loop_.inner_stride(1);
-        const int64_t matrix = (first + i) * squares;  // its first unit
-        for (int64_t unit = std::max(begin, matrix) - matrix; unit < std::min(end - matrix, squares); ++unit) {
-          const int64_t top = unit / across * kSquare, left = unit % across * kSquare;
-          const int64_t bottom = std::min(rows_, top + kSquare), right = std::min(columns_, left + kSquare);
-          transpose_blocks(to + top * out_pitch_ + left, out_pitch_, from + top + left * in_pitch_, in_pitch_, bottom - top, right - left);
-        }
+void StridedCopy::choose_tasks() {
+  units_ = loop_.count;
+  if (kind_ == Kind::transpose) {  // a square is few enough pages for the address translation
+    units_ *= blocks_of(rows_, kSquare) * blocks_of(columns_, kSquare);
+    units_of_task_ = per_task(kTaskBytes, std::min(rows_, kSquare) * std::min(columns_, kSquare) * element_bytes_);
+  } else {
+    units_of_task_ = kind_ == Kind::rows ? per_task(kTaskBytes, element_bytes_) : kTaskElements;
+  }
+}
+
+template <typename T> void StridedCopy::transpose(int64_t begin, int64_t end, T* out, const T* in) const {
+  const int64_t across = blocks_of(columns_, kSquare), squares = blocks_of(rows_, kSquare) * across;
+  walk(loop_, begin / squares, (end - 1) / squares + 1, [&](const std::array<int64_t, 2>& offsets, int64_t first, int64_t run) {
+    for (int64_t i = 0; i < run; ++i) {
+      T* const to = out + offsets[0] + i * loop_.inner_stride(0);
+      const T* const from = in + offsets[1] + i * loop_.inner_stride(1);
+      const int64_t matrix = (first + i) * squares;  // its first unit
+      for (int64_t unit = std::max(begin, matrix) - matrix; unit < std::min(end - matrix, squares); ++unit) {
+        const int64_t top = unit / across * kSquare, left = unit % across * kSquare;
+        const int64_t bottom = std::min(rows_, top + kSquare), right = std::min(columns_, left + kSquare);
+        transpose_blocks(to + top * out_pitch_ + left, out_pitch_, from + top + left * in_pitch_, in_pitch_, bottom - top, right - left);
       }
-    });
+    }
   });
 }
 
-template <typename T> void StridedCopy::run_elements(Workers& workers, T* out, const T* in) const {
+template <typename T> void StridedCopy::copy_elements(int64_t begin, int64_t end, T* out, const T* in) const {
   const int64_t to_step = loop_.inner_stride(0), from_step = loop_.inner_stride(1);
-  workers.parallel_blocks(loop_.count, kTaskElements, [&](int64_t begin, int64_t end) {
-    walk(loop_, begin, end, [&](const std::array<int64_t, 2>& offsets, int64_t, int64_t run) {
-      T* const to = out + offsets[0];
-      const T* const from = in + offsets[1];
-      if (to_step == 1 && from_step == 0) {
-        std::fill_n(to, run, *from);
-      } else {
-        for (int64_t i = 0; i < run; ++i) to[i * to_step] = from[i * from_step];
-      }
-    });
+  walk(loop_, begin, end, [&](const std::array<int64_t, 2>& offsets, int64_t, int64_t run) {
+    T* const to = out + offsets[0];
+    const T* const from = in + offsets[1];
+    if (to_step == 1 && from_step == 0) {
+      std::fill_n(to, run, *from);
+    } else {
+      for (int64_t i = 0; i < run; ++i) to[i * to_step] = from[i * from_step];
+    }
   });
 }
 
 void StridedCopy::run(Workers& workers, void* out, const void* in) const {
+  workers.parallel_for(tasks(), [&](int64_t task, int) { run_task(task, out, in); });
+}
+
+void StridedCopy::run_task(int64_t task, void* out, const void* in) const {
+  const int64_t begin = task * units_of_task_, end = std::min(begin + units_of_task_, units_);
   std::byte* const to = static_cast<std::byte*>(out) + out_offset_ * element_bytes_;
   const std::byte* const from = static_cast<const std::byte*>(in) + in_offset_ * element_bytes_;
   switch (kind_) {
     case Kind::nothing:
       break;
     case Kind::rows:
-      workers.parallel_blocks(loop_.count, per_task(kTaskBytes, element_bytes_), [&](int64_t begin, int64_t end) {
-        walk(loop_, begin, end, [&](const std::array<int64_t, 2>& offsets, int64_t, int64_t run) {
-          std::memcpy(to + offsets[0] * element_bytes_, from + offsets[1] * element_bytes_, static_cast<size_t>(run * element_bytes_));
-        });
+      walk(loop_, begin, end, [&](const std::array<int64_t, 2>& offsets, int64_t, int64_t run) {
+        std::memcpy(to + offsets[0] * element_bytes_, from + offsets[1] * element_bytes_, static_cast<size_t>(run * element_bytes_));
       });
       break;
     case Kind::transpose:
-      for_word(element_bytes_, [&]<typename T>() { run_transpose(workers, reinterpret_cast<T*>(to), reinterpret_cast<const T*>(from)); });
+      for_word(element_bytes_, [&]<typename T>() { transpose(begin, end, reinterpret_cast<T*>(to), reinterpret_cast<const T*>(from)); });
       break;
     case Kind::elements:
-      for_word(element_bytes_, [&]<typename T>() { run_elements(workers, reinterpret_cast<T*>(to), reinterpret_cast<const T*>(from)); });
+      for_word(element_bytes_, [&]<typename T>() { copy_elements(begin, end, reinterpret_cast<T*>(to), reinterpret_cast<const T*>(from)); });
       break;
   }
 }

@@ -9,7 +9,7 @@
 #include "exec/attention_problem.h"
 #include "exec/element_types.h"
 #include "exec/gemm.h"
-#include "exec/places.h"
+#include "exec/workspace.h"
 
 ORT_TRAIN_OPS_BEGIN
 namespace attention {
@@ -31,23 +31,23 @@ template <typename T> struct Scratch {
   int64_t scores_at = 0, largest_at = 0, sum_at = 0, bias_at = 0;
 
   // q, dy: of what stands on the left of q k' and of dy v'; weights: what they are as operands
-  Scratch(const Problem& p, Element q, Element dy, Element weights, Places& places) {
+  Scratch(const Problem& p, Element q, Element dy, Element weights, WorkspaceLayout& layout) {
     const int64_t rows = std::min(p.rows, kQueries);
     Product<T> scores{.rows = rows, .columns = kKeys, .depth = p.depth}, values{.rows = rows, .depth = p.width},
         weighted{.rows = rows, .depth = kKeys}, down{.rows = kKeys, .depth = rows};
     scores.a.element = q;
     values.a.element = dy;
     weighted.a.element = down.a.element = weights;
-    places.take<std::byte>(
+    layout.take<std::byte>(
         std::max({product_workspace(scores), product_workspace(values), product_workspace(weighted), product_workspace(down)}));
-    scores_at = places.take<T>(rows * p.stride);
-    largest_at = places.take<T>(kQueries);
-    sum_at = places.take<T>(kQueries);
-    bias_at = places.take<T>(kKeys);
+    scores_at = layout.take<T>(rows * p.stride);
+    largest_at = layout.take<T>(kQueries);
+    sum_at = layout.take<T>(kQueries);
+    bias_at = layout.take<T>(kKeys);
   }
 };
 
-template <typename T> T* at(std::byte* place, int64_t offset) { return reinterpret_cast<T*>(place + offset); }
+template <typename T> T* at(std::byte* workspace, int64_t offset) { return reinterpret_cast<T*>(workspace + offset); }
 
 // Of one head.
 template <typename T> struct Scores {
@@ -59,8 +59,8 @@ template <typename T> struct Scores {
 // scores = scale * q k^T + bias for `rows` x `n` of them from (row, column) of one head on.
 template <typename T>
 void block_scores(const Problem& p, const Scores<T>& head, int64_t row, int64_t rows, int64_t column, int64_t n, const Scratch<T>& scratch,
-                  std::byte* place) {
-  T* const to = at<T>(place, scratch.scores_at);
+                  std::byte* workspace) {
+  T* const to = at<T>(workspace, scratch.scores_at);
   multiply<T>({.rows = rows,
                .columns = n,
                .depth = p.depth,
@@ -70,7 +70,7 @@ void block_scores(const Problem& p, const Scores<T>& head, int64_t row, int64_t 
                .alpha = static_cast<T>(p.scale),
                .triangle = p.causal ? Triangle::result : Triangle::none,
                .diagonal = row - column},
-              place);
+              workspace);
   if (!head.bias) return;
   for (int64_t i = 0; i < rows; ++i) {
     T* const scores = to + i * p.stride;
@@ -79,7 +79,7 @@ void block_scores(const Problem& p, const Scores<T>& head, int64_t row, int64_t 
       const T number = number_of<T>(head.bias, head.bias_element, first);
       for (int64_t j = 0; j < n; ++j) scores[j] += number;
     } else {
-      const T* const add = vector_of<T>(head.bias, head.bias_element, first, n, place + scratch.bias_at);
+      const T* const add = vector_of<T>(head.bias, head.bias_element, first, n, workspace + scratch.bias_at);
       for (int64_t j = 0; j < n; ++j) scores[j] += add[j];
     }
   }

@@ -48,11 +48,11 @@ class ChannelInput {
         phases_.push_back(std::move(phase));
       }
     }
-    Places places;
-    places.take<float>(tasks_.copied_by_each());
-    table_at_ = places.take<int32_t>(windows_.count());
-    sums_at_ = places.take<float>(sums);
-    bytes_ = places.all();
+    WorkspaceLayout layout;
+    layout.take<float>(tasks_.copied_by_each());
+    table_at_ = layout.take<int32_t>(windows_.count());
+    sums_at_ = layout.take<float>(sums);
+    bytes_ = layout.all();
   }
 
   bool applies() const { return applies_; }
@@ -104,17 +104,17 @@ class ChannelInput {
     }
   }
 
-  void run(const Operands& operands, int64_t task, std::byte* place) const {
+  void run(const Operands& operands, int64_t task, std::byte* workspace) const {
     const auto [dy, w, dx, packed, bias, before] = operands;
     const auto& [g, n, samples, row, rows, begin, end] = tasks_[task];
     Tile tile{.samples = samples, .row = row, .rows = rows};
     tile.first = tile.row * stride_down();
     tile.lines = std::min((tile.row + tile.rows) * stride_down(), lines()) - tile.first;
-    tile.table = reinterpret_cast<int32_t*>(place + table_at_);
-    tile.sums = reinterpret_cast<float*>(place + sums_at_);
+    tile.table = reinterpret_cast<int32_t*>(workspace + table_at_);
+    tile.sums = reinterpret_cast<float*>(workspace + sums_at_);
     const std::byte* const from = dy + l_.y_at(n, g, 0) * bytes_each<float>(dy_.element);
-    tile.words = tasks_.words(dy, task, packed + copies_at(), reinterpret_cast<float*>(place));
-    windows_.find(samples, tile.row, tile.rows, reinterpret_cast<int32_t*>(place + table_at_));
+    tile.words = tasks_.words(dy, task, packed + copies_at(), reinterpret_cast<float*>(workspace));
+    windows_.find(samples, tile.row, tile.rows, reinterpret_cast<int32_t*>(workspace + table_at_));
     const int64_t count = tile.lines * row_of_dx();
     for (int64_t p = begin; p < end; ++p) {
       const auto& panel = tasks_.panels()[p];

@@ -242,11 +242,11 @@ class ChannelForward {
     for (int64_t word = 0; word < std::min(chain_, words_); ++word) {
       for (int64_t t = 0; t < taps; ++t) at_.push_back(static_cast<int32_t>(word * windows_.word() + windows_.tap(t)));
     }
-    Places places;
-    places.take<float>(tasks_.copied_by_each());
-    table_at_ = places.take<int32_t>(windows_.count());
-    sums_at_ = places.take<float>(sums);
-    bytes_ = places.all();
+    WorkspaceLayout layout;
+    layout.take<float>(tasks_.copied_by_each());
+    table_at_ = layout.take<int32_t>(windows_.count());
+    sums_at_ = layout.take<float>(sums);
+    bytes_ = layout.all();
   }
 
   bool applies() const { return applies_; }
@@ -291,13 +291,13 @@ class ChannelForward {
     }
   }
 
-  void run(const Operands& operands, int64_t task, std::byte* place) const {
+  void run(const Operands& operands, int64_t task, std::byte* workspace) const {
     const auto [x, w, y, packed, bias, before] = operands;
     const auto& [g, n, samples, row, rows, begin, end] = tasks_[task];
     const int64_t across = windows_.across(), count = rows * across;
-    auto* const table = reinterpret_cast<int32_t*>(place + table_at_);
-    auto* const sums = reinterpret_cast<float*>(place + sums_at_);
-    const float* const words = tasks_.words(x, task, packed + copies_at(), reinterpret_cast<float*>(place));
+    auto* const table = reinterpret_cast<int32_t*>(workspace + table_at_);
+    auto* const sums = reinterpret_cast<float*>(workspace + sums_at_);
+    const float* const words = tasks_.words(x, task, packed + copies_at(), reinterpret_cast<float*>(workspace));
     windows_.find(samples, row, rows, table);
     for (int64_t p = begin; p < end; ++p) {
       const auto& panel = tasks_.panels()[p];

@@ -33,10 +33,10 @@ namespace convolution {
 //   applies(), efficiency(rate)                  the share of the rate of large float32 products; rate: that of products of such words
 //   shared_bytes(), bytes()                      of the workspace: what tasks share, what each thread has
 //   preparations(), prepare(operands, i)         of what tasks share, first: the weight as micro-kernels read it, copies of x or dy
-//   tasks(), run(operands, task, place)          place: the thread's workspace
+//   tasks(), run(operands, task, workspace)      the thread's
 using OutputAlgorithm = std::variant<WinogradSums, TileSums<gemm::TileRegisters>, ChannelForward, DirectForward, DepthwiseSums>;
 using InputAlgorithm = std::variant<WinogradSums, TileSums<gemm::TileRegisters>, ChannelInput, DirectInput, DepthwiseSums>;
-// dw's: applies(), efficiency(rate), bytes(), tasks(), tiles(), run(dy, x, dw, task, place).
+// dw's: applies(), efficiency(rate), bytes(), tasks(), tiles(), run(dy, x, dw, task, workspace).
 using WeightAlgorithm = std::variant<WinogradWeights, TileWeights<gemm::TileRegisters>, DirectWeights, DepthwiseWeights>;
 
 template <typename Algorithm, typename... Make> std::optional<Algorithm> first_that_applies(const Make&... make) {
@@ -75,12 +75,13 @@ template <typename Algorithm> double efficiency_of(const Algorithm& algorithm, d
   return std::visit([&](const auto& a) { return a.efficiency(rate); }, algorithm);
 }
 
-// places: the threads' workspaces, one behind the other
-template <typename Algorithm> void make_sums(const Algorithm& algorithm, const Operands& operands, Workers& workers, std::byte* places) {
+// workspaces: the threads', one behind the other
+template <typename Algorithm>
+void make_sums(const Algorithm& algorithm, const Operands& operands, Workers& workers, std::byte* workspaces) {
   std::visit(
       [&](const auto& a) {
         workers.parallel_for(a.preparations(), [&](int64_t i, int) { a.prepare(operands, i); });
-        workers.parallel_for(a.tasks(), [&](int64_t task, int worker) { a.run(operands, task, places + worker * a.bytes()); });
+        workers.parallel_for(a.tasks(), [&](int64_t task, int worker) { a.run(operands, task, workspaces + worker * a.bytes()); });
       },
       algorithm);
 }

@@ -1,4 +1,4 @@
-// Tensors of a convolution as the processor's kernels read and write them: columns, rows of 16 bits, places in a workspace.
+// Tensors of a convolution as the processor's kernels read and write them: columns, rows of 16 bits.
 
 #pragma once
 
@@ -12,7 +12,7 @@
 #include "exec/halves.h"
 #include "exec/indexed_product.h"
 #include "exec/phases.h"
-#include "exec/places.h"
+#include "exec/workspace.h"
 
 ORT_TRAIN_OPS_BEGIN
 namespace convolution {

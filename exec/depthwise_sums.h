@@ -136,7 +136,7 @@ class DepthwiseSums {
   double efficiency(double) const { return depthwise_efficiency(l_, planes()); }
 
   void prepare(const Operands&, int64_t) const {}
-  void run(const Operands& operands, int64_t task, std::byte* place) const {
+  void run(const Operands& operands, int64_t task, std::byte* workspace) const {
     const int64_t strip = task % strips_, band = task / strips_ % bands_, plane = task / strips_ / bands_ * kLanesOfVector;
     const Part part{.plane = plane,
                     .planes = std::min(kLanesOfVector, planes() - plane),
@@ -144,7 +144,7 @@ class DepthwiseSums {
                     .rows = std::min(rows_, h_.result() - band * rows_),
                     .column = strip * columns_,
                     .columns = std::min(columns_, w_.result() - strip * columns_)};
-    run_part(operands.from, operands.w, operands.bias, operands.to, part, place);
+    run_part(operands.from, operands.w, operands.bias, operands.to, part, workspace);
   }
 
  private:
@@ -181,23 +181,23 @@ class DepthwiseSums {
         if (w_.reads(b, k)) taps_.back().push_back({k * kLanesOfVector, w_.offset(b, k) * kLanesOfVector});
       }
     }
-    Places places;
-    places.take(h_.span(rows_) * width_ * kVectorBytes);
-    weights_at_ = places.take(l.windows.taps() * kVectorBytes);
-    sums_at_ = places.take(together_ * columns_ * kVectorBytes);
-    some_at_ = places.take(std::max(kSome, result == Element::own ? 0 : together_ * columns_) * kVectorBytes);
-    bytes_ = places.all();
+    WorkspaceLayout layout;
+    layout.take(h_.span(rows_) * width_ * kVectorBytes);
+    weights_at_ = layout.take(l.windows.taps() * kVectorBytes);
+    sums_at_ = layout.take(together_ * columns_ * kVectorBytes);
+    some_at_ = layout.take(std::max(kSome, result == Element::own ? 0 : together_ * columns_) * kVectorBytes);
+    bytes_ = layout.all();
   }
 
   void run_part(const std::byte* source, const std::byte* w, const float* bias, std::byte* result, const Part& part,
-                std::byte* place) const {
-    const auto* const copy = reinterpret_cast<const float*>(place);
-    auto* const weights = reinterpret_cast<float*>(place + weights_at_);
-    auto* const sums = reinterpret_cast<float*>(place + sums_at_);
+                std::byte* workspace) const {
+    const auto* const copy = reinterpret_cast<const float*>(workspace);
+    auto* const weights = reinterpret_cast<float*>(workspace + weights_at_);
+    auto* const sums = reinterpret_cast<float*>(workspace + sums_at_);
     const int64_t taps = l_.windows.taps();
     find_weights(w, part, weights);
-    if (is_gradient_ && has_infinity(weights, taps * kLanesOfVector, false)) return run_by_definition(source, w, result, part, place);
-    const int64_t first = copy_source(source, part, place);
+    if (is_gradient_ && has_infinity(weights, taps * kLanesOfVector, false)) return run_by_definition(source, w, result, part, workspace);
+    const int64_t first = copy_source(source, part, workspace);
     float added[kLanesOfVector] = {};
     for (int64_t lane = 0; bias && lane < part.planes; ++lane) added[lane] = bias[channel_of(part.plane + lane)];
 
@@ -213,7 +213,7 @@ class DepthwiseSums {
         }
         add_row({rows.data(), read}, part.columns, bias ? added : nullptr, sums + r * part.columns * kLanesOfVector);
       }
-      store(sums, part, part.row + i, count, result, place);
+      store(sums, part, part.row + i, count, result, workspace);
     }
   }
 
@@ -249,14 +249,14 @@ class DepthwiseSums {
   }
 
   // Returns which row of the source is the copy's first.
-  int64_t copy_source(const std::byte* source, const Part& part, std::byte* place) const {
+  int64_t copy_source(const std::byte* source, const Part& part, std::byte* workspace) const {
     const int64_t size = h_.source() * w_.source(), across = w_.source(), origin = w_.origin(part.column);
     const int64_t first = std::max<int64_t>(0, h_.origin(part.row)), end = std::min(h_.source(), h_.origin(part.row) + h_.span(part.rows));
     const int64_t begin = std::max<int64_t>(0, origin), n = std::max<int64_t>(0, std::min(across, origin + width_) - begin);
     const int64_t left = std::min(begin - origin, width_), right = width_ - left - n;
     const std::byte* const planes = source + part.plane * size * bytes_each<float>(source_);
-    auto* to = reinterpret_cast<float*>(place);
-    auto* const some = reinterpret_cast<float*>(place + some_at_);
+    auto* to = reinterpret_cast<float*>(workspace);
+    auto* const some = reinterpret_cast<float*>(workspace + some_at_);
     const auto pad = [&](float* row) {
       std::fill_n(row, left * kLanesOfVector, 0.0f);
       std::fill_n(row + (left + n) * kLanesOfVector, right * kLanesOfVector, 0.0f);
@@ -281,7 +281,7 @@ class DepthwiseSums {
   }
 
   // Rows [row, row + count) of the part.
-  void store(const float* sums, const Part& part, int64_t row, int64_t count, std::byte* result, std::byte* place) const {
+  void store(const float* sums, const Part& part, int64_t row, int64_t count, std::byte* result, std::byte* workspace) const {
     const int64_t size = h_.result() * w_.result(), across = w_.result();
     const bool is_whole = part.columns == across;
     const int64_t lines = is_whole ? 1 : count, n = is_whole ? count * across : part.columns;
@@ -292,16 +292,16 @@ class DepthwiseSums {
         from_lanes(sums, part.planes, n, to.own(), size);
         continue;
       }
-      auto* const some = reinterpret_cast<float*>(place + some_at_);
+      auto* const some = reinterpret_cast<float*>(workspace + some_at_);
       from_lanes(sums, part.planes, n, some, n);
       store_rows(some, n, to, part.planes, n);
     }
   }
 
   // dx where a weight is infinite: what has no window isn't multiplied.
-  void run_by_definition(const std::byte* dy, const std::byte* w, std::byte* dx, const Part& part, std::byte* place) const {
+  void run_by_definition(const std::byte* dy, const std::byte* w, std::byte* dx, const Part& part, std::byte* workspace) const {
     const int64_t size = h_.result() * w_.result(), taps = l_.windows.taps();
-    auto* const line = reinterpret_cast<float*>(place);
+    auto* const line = reinterpret_cast<float*>(workspace);
     float weights[kDepthBlock];
     for (int64_t plane = part.plane; plane < part.plane + part.planes; ++plane) {
       Plane(weight_, w).read(channel_of(plane) * taps, taps, weights);

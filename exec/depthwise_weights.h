@@ -28,12 +28,12 @@ class DepthwiseWeights {
     const int64_t wide = tiles.samples * tiles.columns;
     applies_ = plane_.size() <= kMostBytes / kVectorBytes / tiles.samples;
     if (!applies_) return;
-    Places places;
-    places.take(tiles.samples * plane_.size() * kVectorBytes);
-    dy_at_ = places.take(wide * kVectorBytes);
-    sums_at_ = places.take(l.windows.taps() * kVectorBytes);
-    table_at_ = places.take(wide * int64_t{sizeof(int32_t)});
-    bytes_ = places.all();
+    WorkspaceLayout layout;
+    layout.take(tiles.samples * plane_.size() * kVectorBytes);
+    dy_at_ = layout.take(wide * kVectorBytes);
+    sums_at_ = layout.take(l.windows.taps() * kVectorBytes);
+    table_at_ = layout.take(wide * int64_t{sizeof(int32_t)});
+    bytes_ = layout.all();
     for (int64_t t = 0; t < l.windows.taps(); ++t) taps_.push_back(plane_.tap(t) * gemm::kWidth);
   }
 
@@ -44,10 +44,10 @@ class DepthwiseWeights {
   double efficiency(double) const { return depthwise_efficiency(l_, l_.groups); }
 
   // dw: of the whole; or of all pieces, one behind the other, in float32
-  void run(const std::byte* dy, const std::byte* x, std::byte* dw, int64_t task, std::byte* place) const {
+  void run(const std::byte* dy, const std::byte* x, std::byte* dw, int64_t task, std::byte* workspace) const {
     const int64_t some = divided_up(l_.groups, gemm::kWidth), piece = task / some, g = task % some * gemm::kWidth;
     const int64_t channels = std::min<int64_t>(gemm::kWidth, l_.groups - g), all = l_.windows.out_size();
-    auto* const dy_copy = reinterpret_cast<float*>(place + dy_at_);
+    auto* const dy_copy = reinterpret_cast<float*>(workspace + dy_at_);
     const int64_t begin = piece * tiles_.piece_samples, end = std::min(x_.of(l_.batch), begin + tiles_.piece_samples);
     bool has_start = false;
     for (int64_t n = begin; n < end; n += tiles_.samples) {
@@ -61,12 +61,13 @@ class DepthwiseWeights {
           };
           vectors_of(plane, all, channels, column, count, dy_copy + i * count * gemm::kWidth);
         }
-        copy_x(x, n, samples, g, channels, column, count, place);
+        copy_x(x, n, samples, g, channels, column, count, workspace);
         const int64_t block = depth_block(wide);
-        for (int64_t first = 0; first < wide; first += block, has_start = true) add(first, std::min(block, wide - first), place, has_start);
+        for (int64_t first = 0; first < wide; first += block, has_start = true)
+          add(first, std::min(block, wide - first), workspace, has_start);
       }
     }
-    store(reinterpret_cast<const float*>(place + sums_at_), channels, dw, piece, g);
+    store(reinterpret_cast<const float*>(workspace + sums_at_), channels, dw, piece, g);
   }
 
  private:
@@ -87,22 +88,22 @@ class DepthwiseWeights {
 
   // What the windows [column, column + count) of some samples read, and where each window's first tap does.
   void copy_x(const std::byte* x, int64_t n, int64_t samples, int64_t g, int64_t channels, int64_t column, int64_t count,
-              std::byte* place) const {
+              std::byte* workspace) const {
     const int64_t size = l_.windows.in_size(), across = l_.windows.w.in, bytes = bytes_each<float>(x_.element);
     for (int64_t i = 0; i < samples; ++i) {
       const auto plane = [&](int64_t channel) { return x_.plane(x + (g + channel) * size * bytes, n + i, l_.image(), l_.batch); };
-      plane_.fill(column, count, gemm::kWidth, reinterpret_cast<float*>(place) + i * plane_.size() * gemm::kWidth,
+      plane_.fill(column, count, gemm::kWidth, reinterpret_cast<float*>(workspace) + i * plane_.size() * gemm::kWidth,
                   [&](int64_t row, float* to) { vectors_of(plane, size, channels, row * across, across, to); });
     }
-    plane_.find_windows(samples, column, count, gemm::kWidth, reinterpret_cast<int32_t*>(place + table_at_));
+    plane_.find_windows(samples, column, count, gemm::kWidth, reinterpret_cast<int32_t*>(workspace + table_at_));
   }
 
   // One block of a tile's windows, all taps.
-  void add(int64_t first, int64_t depth, std::byte* place, bool has_start) const {
-    const auto* const x = reinterpret_cast<const float*>(place);
-    const auto* const dy = reinterpret_cast<const float*>(place + dy_at_) + first * gemm::kWidth;
-    const auto* const table = reinterpret_cast<const int32_t*>(place + table_at_) + first;
-    auto* const sums = reinterpret_cast<float*>(place + sums_at_);
+  void add(int64_t first, int64_t depth, std::byte* workspace, bool has_start) const {
+    const auto* const x = reinterpret_cast<const float*>(workspace);
+    const auto* const dy = reinterpret_cast<const float*>(workspace + dy_at_) + first * gemm::kWidth;
+    const auto* const table = reinterpret_cast<const int32_t*>(workspace + table_at_) + first;
+    auto* const sums = reinterpret_cast<float*>(workspace + sums_at_);
     const int64_t taps = l_.windows.taps();
     for (int64_t t = 0; t < taps; t += kTogether)
       chains(std::min<int64_t>(kTogether, taps - t))(depth, dy, x, table, taps_.data() + t, sums + t * gemm::kWidth, has_start);

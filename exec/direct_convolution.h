@@ -49,10 +49,10 @@ class DirectForward {
     sums_row_ = divided_up(planes_.windows(rows_), gemm::kWidth) * gemm::kWidth;
     applies_ = copied() * int64_t{sizeof(float)} <= kPlaneBytes && sums_row_ <= 8 * kColumns;
     if (!applies_) return;
-    Places places;
-    places.take<float>(copied());
-    sums_at_ = places.take(outputs_ * sums_row_ * int64_t{sizeof(float)});
-    bytes_ = places.all();
+    WorkspaceLayout layout;
+    layout.take<float>(copied());
+    sums_at_ = layout.take(outputs_ * sums_row_ * int64_t{sizeof(float)});
+    bytes_ = layout.all();
     for (int64_t channel = 0; channel < channels_; ++channel) {
       for (int64_t t = 0; t < taps; ++t) at_.push_back(static_cast<int32_t>(channel * planes_.channel(rows_) + planes_.tap(t, rows_)));
     }
@@ -86,14 +86,14 @@ class DirectForward {
     }
   }
 
-  void run(const Operands& operands, int64_t task, std::byte* place) const {
+  void run(const Operands& operands, int64_t task, std::byte* workspace) const {
     const auto [x, w, y, packed, bias, before] = operands;
     const int64_t down = task % down_, band = task / down_ % bands_, item = task / down_ / bands_, n = item / l_.groups,
                   g = item % l_.groups;
     const int64_t channel_of_y = down * outputs_, outputs = std::min(outputs_, l_.out_channels - channel_of_y);
     const int64_t row = band * rows_, rows = std::min(rows_, l_.windows.h.out - row);
-    auto* const copy = reinterpret_cast<float*>(place);
-    auto* const sums = reinterpret_cast<float*>(place + sums_at_);
+    auto* const copy = reinterpret_cast<float*>(workspace);
+    auto* const sums = reinterpret_cast<float*>(workspace + sums_at_);
     const float* const weights = (packs() ? packed : reinterpret_cast<const float*>(w)) + (g * l_.out_channels + channel_of_y) * row_;
     const int64_t across = l_.windows.w.out, first = l_.y_at(n, g, channel_of_y) + row * across;
     const Result<float> to(y + first * bytes_each<float>(y_), l_.windows.out_size(), 1, y_);
@@ -186,14 +186,14 @@ class DirectWeights {
     across_ = divided_up(l.in_channels, channels_);
     down_ = divided_up(l.out_channels, outputs_);
     sums_row_ = divided_up(outputs_, gemm::kWidth) * gemm::kWidth;
-    Places places;
-    const auto take = [&](int64_t elements) { return places.take(elements * int64_t{sizeof(float)}); };
+    WorkspaceLayout layout;
+    const auto take = [&](int64_t elements) { return layout.take(elements * int64_t{sizeof(float)}); };
     take(channels_ * tiles.samples * plane_.size());
     panel_at_ = take(std::min(wide, kDepthBlock) * gemm::kPanel);
     sums_at_ = take(channels_ * taps * sums_row_);
     dy_at_ = take(copies_dy() ? gemm::kPanel * kCopyRow : 0);
     table_at_ = take(wide);
-    bytes_ = places.all();
+    bytes_ = layout.all();
     for (int64_t channel = 0; channel < channels_; ++channel) {
       for (int64_t tap = 0; tap < taps; ++tap) taps_.push_back(channel * tiles.samples * plane_.size() + plane_.tap(tap));
     }
@@ -214,20 +214,20 @@ class DirectWeights {
   }
 
   // dw: of the whole; or of all pieces, one behind the other, in float32
-  void run(const std::byte* dy, const std::byte* x, std::byte* dw, int64_t task, std::byte* place) const {
+  void run(const std::byte* dy, const std::byte* x, std::byte* dw, int64_t task, std::byte* workspace) const {
     const int64_t down = task % down_, across = task / down_ % across_, item = task / down_ / across_;
     const int64_t piece = item / l_.groups, g = item % l_.groups, all = l_.windows.out_size();
     const int64_t row = down * outputs_, outputs = std::min(outputs_, l_.out_channels - row);
     const int64_t channel = across * channels_, channels = std::min(channels_, l_.in_channels - channel);
-    auto* const sums = reinterpret_cast<float*>(place + sums_at_);
+    auto* const sums = reinterpret_cast<float*>(workspace + sums_at_);
     const int64_t begin = piece * tiles_.piece_samples, end = std::min(x_.of(l_.batch), begin + tiles_.piece_samples);
     for (int64_t n = begin; n < end; n += tiles_.samples) {
       const int64_t samples = std::min(tiles_.samples, end - n);
       for (int64_t column = 0; column < all; column += tiles_.columns) {
         const int64_t count = std::min(tiles_.columns, all - column);
-        copy_x(x + l_.x_at(0, g, channel) * bytes_each<float>(x_.element), n, samples, channels, column, count, place);
+        copy_x(x + l_.x_at(0, g, channel) * bytes_each<float>(x_.element), n, samples, channels, column, count, workspace);
         const Tile tile{dy + (l_.y_at(0, g, row) + column) * bytes_each<float>(dy_.element), n, count, samples * count, outputs};
-        add(tile, channels, place, n > begin || column > 0);
+        add(tile, channels, workspace, n > begin || column > 0);
       }
     }
     const int64_t depth = l_.depth(), taps = l_.windows.taps(), to = (g * l_.out_channels + row) * depth + channel * taps;
@@ -252,28 +252,28 @@ class DirectWeights {
   Plane plane_of(const Words& words, const std::byte* from, int64_t n, int64_t step) const { return words.plane(from, n, step, l_.batch); }
 
   // What the windows [column, column + count) of some samples read, and where each window's first tap does.
-  void copy_x(const std::byte* x, int64_t n, int64_t samples, int64_t channels, int64_t column, int64_t count, std::byte* place) const {
+  void copy_x(const std::byte* x, int64_t n, int64_t samples, int64_t channels, int64_t column, int64_t count, std::byte* workspace) const {
     const int64_t line = rows_step_ * l_.windows.w.in, bytes = l_.windows.in_size() * bytes_each<float>(x_.element);
     for (int64_t channel = 0; channel < channels; ++channel) {
       for (int64_t i = 0; i < samples; ++i) {
         const Plane from = plane_of(x_, x + channel * bytes, n + i, l_.image());
-        plane_.fill(column, count, 1, reinterpret_cast<float*>(place) + (channel * tiles_.samples + i) * plane_.size(),
+        plane_.fill(column, count, 1, reinterpret_cast<float*>(workspace) + (channel * tiles_.samples + i) * plane_.size(),
                     [&](int64_t row, float* to) { from.read(row * line, columns_step_, read_.w.in, to); });
       }
     }
-    plane_.find_windows(samples, column, count, 1, reinterpret_cast<int32_t*>(place + table_at_));
+    plane_.find_windows(samples, column, count, 1, reinterpret_cast<int32_t*>(workspace + table_at_));
   }
 
   // A panel of dy: channels from j on, windows [begin, begin + depth).
-  void pack_dy(const Tile& tile, int64_t begin, int64_t depth, int64_t j, int64_t width, std::byte* place) const {
+  void pack_dy(const Tile& tile, int64_t begin, int64_t depth, int64_t j, int64_t width, std::byte* workspace) const {
     const int64_t all = l_.windows.out_size(), columns = std::min(width, tile.outputs - j);
     const std::byte* const dy = tile.dy + j * all * bytes_each<float>(dy_.element);
-    auto* const panel = reinterpret_cast<float*>(place + panel_at_);
+    auto* const panel = reinterpret_cast<float*>(workspace + panel_at_);
     if (!copies_dy()) {
       const float* const from = plane_of(dy_, dy, tile.n, l_.result()).floats();
       return gemm::pack(from + begin, 1, all, depth, columns, width, panel);
     }
-    auto* const copy = reinterpret_cast<float*>(place + dy_at_);
+    auto* const copy = reinterpret_cast<float*>(workspace + dy_at_);
     for (int64_t r = 0; r < columns; ++r) {
       const std::byte* const from = dy + r * all * bytes_each<float>(dy_.element);
       for (int64_t k = begin, run; k < begin + depth; k += run) {
@@ -286,17 +286,17 @@ class DirectWeights {
   }
 
   // The products of one tile.
-  void add(const Tile& tile, int64_t channels, std::byte* place, bool has_start) const {
-    const auto* const copy = reinterpret_cast<const float*>(place);
-    const auto* const table = reinterpret_cast<const int32_t*>(place + table_at_);
-    const auto* const panel = reinterpret_cast<const float*>(place + panel_at_);
-    auto* const sums = reinterpret_cast<float*>(place + sums_at_);
+  void add(const Tile& tile, int64_t channels, std::byte* workspace, bool has_start) const {
+    const auto* const copy = reinterpret_cast<const float*>(workspace);
+    const auto* const table = reinterpret_cast<const int32_t*>(workspace + table_at_);
+    const auto* const panel = reinterpret_cast<const float*>(workspace + panel_at_);
+    auto* const sums = reinterpret_cast<float*>(workspace + sums_at_);
     const int64_t block = depth_block(tile.wide), rows_of_sums = channels * l_.windows.taps();
     for (int64_t begin = 0; begin < tile.wide; begin += block) {
       const int64_t depth = std::min(block, tile.wide - begin);
       for (int64_t j = 0, width; j < tile.outputs; j += width) {
         width = gemm::Fused::panel(tile.outputs - j);
-        pack_dy(tile, begin, depth, j, width, place);
+        pack_dy(tile, begin, depth, j, width, workspace);
         for (int64_t r = 0; r < rows_of_sums; r += gemm::kRows) {
           const int64_t rows = std::min<int64_t>(gemm::kRows, rows_of_sums - r);
           const float* a[gemm::kRows];

@@ -63,11 +63,11 @@ class DirectInput {
     applies_ = useful() >= kLeastUseful && copied * int64_t{sizeof(float)} <= kPlaneBytes && sums_row_ <= 8 * kColumns &&
                shared_bytes() <= kSharedBytes;
     if (!applies_) return;
-    Places places;
-    places.take<float>(copied);
-    sums_at_ = places.take<float>(channels_ * phases() * sums_row_);
-    row_at_ = places.take<float>(w.in);
-    bytes_ = places.all();
+    WorkspaceLayout layout;
+    layout.take<float>(copied);
+    sums_at_ = layout.take<float>(channels_ * phases() * sums_row_);
+    row_at_ = layout.take<float>(w.in);
+    bytes_ = layout.all();
     for (int64_t a = 0; a < phases_h_; ++a) {
       for (int64_t b = 0; b < phases_w_; ++b) {
         Phase phase;
@@ -114,14 +114,14 @@ class DirectInput {
     }
   }
 
-  void run(const Operands& operands, int64_t task, std::byte* place) const {
+  void run(const Operands& operands, int64_t task, std::byte* workspace) const {
     const auto [dy, w, dx, packed, bias, before] = operands;
     const int64_t across = task % across_, band = task / across_ % bands_, item = task / across_ / bands_, n = item / l_.groups,
                   g = item % l_.groups;
     const int64_t channel = across * channels_, channels = std::min(channels_, l_.in_channels - channel), row = band * rows_;
     const int64_t rows = std::min(rows_, windows_.h.out - row), each = planes_.channel(rows_), columns = planes_.windows(rows);
-    auto* const copy = reinterpret_cast<float*>(place);
-    auto* const sums = reinterpret_cast<float*>(place + sums_at_);
+    auto* const copy = reinterpret_cast<float*>(workspace);
+    auto* const sums = reinterpret_cast<float*>(workspace + sums_at_);
     const std::byte* const planes = dy + l_.y_at(n, g, 0) * bytes_each<float>(dy_.element);
     for (int64_t o = 0; o < words_; ++o)
       planes_.fill(dy_.plane(planes, o, l_.windows.out_size(), l_.out_channels), row, rows, rows_, copy + o * each);
@@ -153,7 +153,7 @@ class DirectInput {
       float* const made = sums + r * channel_sums;
       if (packed[preparations() * block_weights() + block] != 0)
         make_by_definition(planes, packed + block * block_weights() + r % gemm::kRows, row, rows, made);
-      result_.store(made, row, rows, to.from(r, 0), reinterpret_cast<float*>(place + row_at_));
+      result_.store(made, row, rows, to.from(r, 0), reinterpret_cast<float*>(workspace + row_at_));
     }
   }
 

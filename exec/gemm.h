@@ -32,7 +32,7 @@
 #include "exec/gemm_micro.h"
 #include "exec/gemm_pack.h"
 #include "exec/gemm_tiles.h"
-#include "exec/places.h"
+#include "exec/workspace.h"
 #include "exec/wrapping.h"
 
 ORT_TRAIN_OPS_BEGIN
@@ -127,15 +127,15 @@ inline bool lines_meet(const Operand<float>& a) { return a.row == 1 && a.column 
 // Blocks of the depth are joined up to this one where sums go on: C is written less often, and a panel of 32 columns takes 96 KiB.
 inline constexpr int64_t kJoinedDepth = 4 * kDepthBlock;
 
-// The room of a product at `place`, and its bytes. Products with smaller sizes take no more; of A the strides count, too.
-inline std::pair<Room, int64_t> room_of(const Product<float>& p, std::byte* place) {
+// The room of a product in its workspace, and its bytes. Products with smaller sizes take no more; of A the strides count, too.
+inline std::pair<Room, int64_t> room_of(const Product<float>& p, std::byte* workspace) {
   const int64_t depth = std::clamp<int64_t>(p.depth, 1, kDepthBlock);  // smaller depths may have longer blocks
   const auto up = [](int64_t n) { return (n + 15) / 16 * 16; };
   Room room;
   int64_t bytes = 0;
   const auto take = [&](int64_t floats) {
     const int64_t at = std::exchange(bytes, bytes + whole_lines(floats * int64_t{sizeof(float)}));
-    return place ? reinterpret_cast<float*>(place + at) : nullptr;
+    return workspace ? reinterpret_cast<float*>(workspace + at) : nullptr;
   };
   const int64_t words = (depth + 1) / 2;                                               // of pairs
   const bool pairs = is_bfloat16(p.a.element);                                         // perhaps

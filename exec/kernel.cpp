@@ -3,7 +3,7 @@
 #include <algorithm>
 #include <utility>
 
-#include "exec/places.h"
+#include "exec/workspace.h"
 
 namespace ort_train {
 namespace {

@@ -97,7 +97,7 @@ struct Kernel {
   Workspace (*workspace)(const KernelSpec&) = nullptr;             // null: none
   // Chooses tiles, creates library primitives: everything slow. A fixed function of the spec; never of the budget.
   KernelRun (*prepare)(const KernelSpec&) = nullptr;
-  Elements (*elements)(const KernelSpec&) = nullptr;  // of one that may be a step of a chain (graph/chain.h)
+  Elements (*elements)(const KernelSpec&) = nullptr;  // of one that may be fused with others (graph/fused_elementwise.h)
 };
 
 // The kernels of one kind of device. Constant once made.

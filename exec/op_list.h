@@ -37,13 +37,13 @@
     op(SwishGrad) \
   /* gelu.cpp */ op(Gelu) op(GeluGrad) \
   /* clip.cpp */ op(Clip) op(ClipGrad) \
-  /* chain.cpp */ op(Chain) \
+  /* fused_elementwise.cpp */ op(FusedElementwise) \
   /* dropout.cpp, lstm_cell.cpp */ op(Dropout) op(LstmCell) op(LstmCellGrad) \
   /* softmax.cpp */ op(Softmax) op(SoftmaxGrad) op(LogSoftmax) op(LogSoftmaxGrad) \
   /* layer_normalization.cpp */ op(LayerNormalization) op(LayerNormalizationGrad) \
   /* rms_normalization.cpp */ op(RMSNormalization) op(RMSNormalizationGrad) \
   /* batch_normalization.cpp */ op(BatchNormalization) op(LiveBatchNormalization) op(BatchNormalizationGrad) op(RunningStatistics) \
-    op(ChainedBatchNormalization) op(ChainedLiveBatchNormalization) \
+    op(FusedBatchNormalization) op(FusedLiveBatchNormalization) \
   /* conv*.cpp, pool.cpp */ op(Conv) op(ConvPart) op(ConvTranspose) op(ConvInputGrad) op(ConvWeightGrad) op(MaxPool) op(MaxPoolGrad) op(AveragePool) \
     op(AveragePoolGrad) \
   /* matmul.cpp, det.cpp */ op(MatMul) op(MatMulPart) op(AccumulateMatMul) op(Det) op(DetGrad) \

@@ -111,20 +111,20 @@ template <typename Registers> class TileSums {
     }
   }
 
-  void run(const Operands& operands, int64_t task, std::byte* place) const {
+  void run(const Operands& operands, int64_t task, std::byte* workspace) const {
     const auto [read, w, made, packed, bias, before] = operands;
     [[maybe_unused]] const typename Registers::Session session;
     const int64_t down = task % down_, band = task / down_ % bands_, item = task / down_ / bands_, g = item % l_.groups;
     const int64_t n = item / l_.groups * samples_, samples = std::min(samples_, l_.batch - n);
     const int64_t row = band * rows_, rows = std::min(rows_, windows_.h.out - row);
-    auto* const copy = reinterpret_cast<float*>(place);
-    auto* const sums = reinterpret_cast<float*>(place + sums_at_);
+    auto* const copy = reinterpret_cast<float*>(workspace);
+    auto* const sums = reinterpret_cast<float*>(workspace + sums_at_);
     for (int64_t i = 0; i < samples; ++i) {
       const int64_t at = backwards_ ? l_.y_at(n + i, g, 0) : l_.x_at(n + i, g, 0);
       make_copy(read + at * bytes_each<float>(element_), row, rows, copy + i * sample_);
     }
-    if (gathers_) gather(copy, rows, reinterpret_cast<float*>(place + gathered_at_));
-    const float* const words = gathers_ ? reinterpret_cast<const float*>(place + gathered_at_) : copy;
+    if (gathers_) gather(copy, rows, reinterpret_cast<float*>(workspace + gathered_at_));
+    const float* const words = gathers_ ? reinterpret_cast<const float*>(workspace + gathered_at_) : copy;
     const int64_t count = rows * windows_.w.out, all = backwards_ ? l_.windows.in_size() : l_.windows.out_size();
     const int64_t begin = rows_of_result_.begin(row) * rows_of_result_.width(),
                   size = rows_of_result_.end(row, rows) * rows_of_result_.width() - begin;  // of a channel of the result
@@ -148,7 +148,7 @@ template <typename Registers> class TileSums {
           if (is_pointwise_)
             store_rows(sums + r * channel_sums(), count, to.from(r, row), 1, count);
           else
-            rows_of_result_.store(sums + r * channel_sums(), row, rows, to.from(r, 0), reinterpret_cast<float*>(place + row_at_));
+            rows_of_result_.store(sums + r * channel_sums(), row, rows, to.from(r, 0), reinterpret_cast<float*>(workspace + row_at_));
         }
       }
     }
@@ -292,12 +292,12 @@ template <typename Registers> class TileSums {
         phase.at.push_back(static_cast<int32_t>(at));
       }
     }
-    Places places;
-    places.take<float>(samples_ * sample_ + kBehind);
-    gathered_at_ = places.take<float>(gathers_ ? gathered_rows_ * gathered_row_ : 0);
-    sums_at_ = places.take<float>(kRows * channel_sums());
-    row_at_ = places.take<float>(is_pointwise_ ? 0 : l_.windows.w.in);
-    bytes_ = places.all();
+    WorkspaceLayout layout;
+    layout.take<float>(samples_ * sample_ + kBehind);
+    gathered_at_ = layout.take<float>(gathers_ ? gathered_rows_ * gathered_row_ : 0);
+    sums_at_ = layout.take<float>(kRows * channel_sums());
+    row_at_ = layout.take<float>(is_pointwise_ ? 0 : l_.windows.w.in);
+    bytes_ = layout.all();
   }
 
   // Of the sums of so many rows of windows: with what lies between rows, where the copy has padding there.

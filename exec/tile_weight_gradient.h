@@ -74,13 +74,13 @@ template <typename Registers> class TileWeights {
     sums_row_ = channels_ + kSide;  // no power of two
     for (int64_t t = 0; t < taps; ++t) taps_.push_back(is_pointwise_ ? 0 : planes_.tap(t, rows_));
     for (int64_t step = 0; step < kStepsTogether; ++step) at_.push_back(static_cast<int32_t>(step * kTile));
-    Places places;
-    places.take<float>(plane_ * channels_);
-    planes_at_ = places.take<float>(plane_ * kSide);
-    dy_at_ = places.take<float>(steps_ * kTile * outputs_ / kSide);
-    row_at_ = places.take<float>(steps_ * kSide);
-    sums_at_ = places.take<float>(taps * outputs_ * sums_row_);
-    bytes_ = places.all();
+    WorkspaceLayout layout;
+    layout.take<float>(plane_ * channels_);
+    planes_at_ = layout.take<float>(plane_ * kSide);
+    dy_at_ = layout.take<float>(steps_ * kTile * outputs_ / kSide);
+    row_at_ = layout.take<float>(steps_ * kSide);
+    sums_at_ = layout.take<float>(taps * outputs_ * sums_row_);
+    bytes_ = layout.all();
   }
 
   bool applies() const { return applies_; }
@@ -99,7 +99,7 @@ template <typename Registers> class TileWeights {
   }
 
   // dw: of the whole; or of all pieces, one behind the other, in float32
-  void run(const std::byte* dy, const std::byte* x, std::byte* dw, int64_t task, std::byte* place) const {
+  void run(const std::byte* dy, const std::byte* x, std::byte* dw, int64_t task, std::byte* workspace) const {
     [[maybe_unused]] const typename Registers::Session session;
     const int64_t down = task % down_, across = task / down_ % across_, item = task / down_ / across_;
     const int64_t piece = item / l_.groups, g = item % l_.groups;
@@ -107,14 +107,14 @@ template <typename Registers> class TileWeights {
     const int64_t channel = across * channels_, channels = std::min(channels_, l_.in_channels - channel);
     const std::byte* const from_x = x + l_.x_at(0, g, channel) * bytes_each<float>(x_.element);
     const std::byte* const from_dy = dy + l_.y_at(0, g, o) * bytes_each<float>(dy_.element);
-    auto* const sums = reinterpret_cast<float*>(place + sums_at_);
+    auto* const sums = reinterpret_cast<float*>(workspace + sums_at_);
     const int64_t begin = piece * tiles_.piece_samples, end = std::min(x_.of(l_.batch), begin + tiles_.piece_samples);
     for (int64_t n = begin; n < end; ++n) {
       for (int64_t row = 0; row < windows_.h.out; row += rows_) {
         const int64_t rows = std::min(rows_, windows_.h.out - row);
-        copy_x(from_x, n, channels, row, rows, place);
-        copy_dy(from_dy, n, outputs, row, rows, place);
-        add(outputs, channels, steps(rows), n > begin || row > 0, place);
+        copy_x(from_x, n, channels, row, rows, workspace);
+        copy_dy(from_dy, n, outputs, row, rows, workspace);
+        add(outputs, channels, steps(rows), n > begin || row > 0, workspace);
       }
     }
     const int64_t to = (g * l_.out_channels + o) * l_.depth() + channel * l_.windows.taps();
@@ -137,9 +137,9 @@ template <typename Registers> class TileWeights {
   int64_t row_of_windows() const { return is_pointwise_ ? 1 : planes_.width(); }
   int64_t steps(int64_t rows) const { return divided_up(is_pointwise_ ? rows : planes_.windows(rows), kSide); }
 
-  void copy_x(const std::byte* x, int64_t n, int64_t channels, int64_t row, int64_t rows, std::byte* place) const {
-    auto* const copy = reinterpret_cast<float*>(place);
-    auto* const planes = reinterpret_cast<float*>(place + planes_at_);
+  void copy_x(const std::byte* x, int64_t n, int64_t channels, int64_t row, int64_t rows, std::byte* workspace) const {
+    auto* const copy = reinterpret_cast<float*>(workspace);
+    auto* const planes = reinterpret_cast<float*>(workspace + planes_at_);
     const int64_t size = l_.windows.in_size(), used = is_pointwise_ ? rows : rows < rows_ ? 0 : planes_.channel(rows_);
     for (int64_t channel = 0; channel < channels; channel += kSide) {
       for (int64_t c = 0; c < kSide; ++c) {
@@ -171,9 +171,9 @@ template <typename Registers> class TileWeights {
 #endif
   }
 
-  void copy_dy(const std::byte* dy, int64_t n, int64_t outputs, int64_t row, int64_t rows, std::byte* place) const {
-    auto* const copy = reinterpret_cast<float*>(place + dy_at_);
-    auto* const line = reinterpret_cast<float*>(place + row_at_);
+  void copy_dy(const std::byte* dy, int64_t n, int64_t outputs, int64_t row, int64_t rows, std::byte* workspace) const {
+    auto* const copy = reinterpret_cast<float*>(workspace + dy_at_);
+    auto* const line = reinterpret_cast<float*>(workspace + row_at_);
     const int64_t size = l_.windows.out_size(), across = windows_.w.out, width = row_of_windows(), all = steps(rows);
     std::fill_n(line, all * kSide, 0.0f);
     for (int64_t o = 0; o < outputs; ++o) {
@@ -189,10 +189,10 @@ template <typename Registers> class TileWeights {
   }
 
   // The products of one band.
-  void add(int64_t outputs, int64_t channels, int64_t steps, bool starts, std::byte* place) const {
-    const auto* const x = reinterpret_cast<const float*>(place);
-    const auto* const dy = reinterpret_cast<const float*>(place + dy_at_);
-    auto* const sums = reinterpret_cast<float*>(place + sums_at_);
+  void add(int64_t outputs, int64_t channels, int64_t steps, bool starts, std::byte* workspace) const {
+    const auto* const x = reinterpret_cast<const float*>(workspace);
+    const auto* const dy = reinterpret_cast<const float*>(workspace + dy_at_);
+    auto* const sums = reinterpret_cast<float*>(workspace + sums_at_);
     const auto taps = static_cast<int64_t>(taps_.size());
     for (int64_t o = 0; o < outputs; o += 2 * kSide) {
       for (int64_t channel = 0; channel < channels; channel += 2 * kSide) {

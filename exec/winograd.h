@@ -206,12 +206,12 @@ class WinogradSums {
     }
   }
 
-  void run(const Operands& operands, int64_t task, std::byte* place) const {
+  void run(const Operands& operands, int64_t task, std::byte* workspace) const {
     const float* const bias = operands.bias;
     const int64_t first = task / down_ * block_, count = std::min(block_, l_.batch * tiles_.count() - first);
     const int64_t output = task % down_ * task_outputs_, outputs = std::min(task_outputs_, outputs_ - output);
-    auto* const transformed = reinterpret_cast<float*>(place);
-    auto* const sums = reinterpret_cast<float*>(place + sums_at_);
+    auto* const transformed = reinterpret_cast<float*>(workspace);
+    auto* const sums = reinterpret_cast<float*>(workspace + sums_at_);
     for (int64_t r = 0; bias && r < outputs; ++r) std::fill_n(sums + r * kOutputs * block_, kOutputs * block_, bias[l_.first + output + r]);
     for (int64_t channel = 0; channel < channels_; channel += chunk_) {
       const int64_t channels = std::min(chunk_, channels_ - channel);
@@ -219,20 +219,20 @@ class WinogradSums {
         for_samples(first, count, tiles_.count(), [&](int64_t n, int64_t begin, int64_t end, int64_t at) {
           const int64_t next = std::min(channel + i + 1, channels_ - 1);
           tiles_.transform(plane_of(operands.from, n, channel + i), plane_of(operands.from, n, next), begin, end,
-                           reinterpret_cast<float*>(place + room_at_), transformed + i * block_ + at, transformed_each());
+                           reinterpret_cast<float*>(workspace + room_at_), transformed + i * block_ + at, transformed_each());
         });
       }
       for (int64_t r = 0; r < outputs; r += gemm::kRows) {
         const float* const weights = operands.shared + (output + r) / gemm::kRows * block_weights() + channel * gemm::kRows;
         for (int64_t j = 0, width; j < count; j += width) {
           width = gemm::Fused::panel(count - j);
-          auto* const products = reinterpret_cast<float*>(place + products_at_);
+          auto* const products = reinterpret_cast<float*>(workspace + products_at_);
           multiply_tiles(weights, channels, transformed + j, width, products);
           join(products, width, std::min<int64_t>(gemm::kRows, outputs - r), bias || channel > 0, sums + r * kOutputs * block_ + j);
         }
       }
     }
-    for (int64_t r = 0; r < outputs; ++r) store(operands, output + r, first, count, sums + r * kOutputs * block_, place);
+    for (int64_t r = 0; r < outputs; ++r) store(operands, output + r, first, count, sums + r * kOutputs * block_, workspace);
   }
 
  private:
@@ -262,12 +262,12 @@ class WinogradSums {
     while (of_tiles * down_ < kFewTasks && divided(down_ + 1) >= kLeastOutputs) ++down_;
     task_outputs_ = divided(down_);
     down_ = divided_up(outputs_, task_outputs_);
-    Places places;
-    places.take<float>(kTileElements * transformed_each());
-    products_at_ = places.take<float>(kTileElements * kPiece);
-    sums_at_ = places.take<float>(task_outputs_ * kOutputs * block_);
-    room_at_ = places.take<float>(std::max(tiles_.room(std::min(block_, tiles_.count())), windows_.w.out));
-    bytes_ = places.all();
+    WorkspaceLayout layout;
+    layout.take<float>(kTileElements * transformed_each());
+    products_at_ = layout.take<float>(kTileElements * kPiece);
+    sums_at_ = layout.take<float>(task_outputs_ * kOutputs * block_);
+    room_at_ = layout.take<float>(std::max(tiles_.room(std::min(block_, tiles_.count())), windows_.w.out));
+    bytes_ = layout.all();
   }
 
   struct Column {
@@ -330,7 +330,7 @@ class WinogradSums {
   }
 
   // The tiles of an output to its planes.
-  void store(const Operands& operands, int64_t output, int64_t first, int64_t count, float* sums, std::byte* place) const {
+  void store(const Operands& operands, int64_t output, int64_t first, int64_t count, float* sums, std::byte* workspace) const {
     bool is_finite = true;
     for (int64_t i = 0; i < kOutputs; ++i) is_finite &= !has_infinity(sums + i * block_, count, false);
     const int64_t across = windows_.w.out;
@@ -342,7 +342,7 @@ class WinogradSums {
         for (int64_t i = 2 * row; i < std::min(2 * row + 2, windows_.h.out); ++i) {
           float* const made = sums + i % 2 * 2 * block_ + at + tile;
           if (!is_finite) make_by_definition(operands, n, output, i, 2 * from, columns, made);
-          join_row(made, columns, to.from(i, 2 * from), reinterpret_cast<float*>(place + room_at_));
+          join_row(made, columns, to.from(i, 2 * from), reinterpret_cast<float*>(workspace + room_at_));
         }
       });
     });

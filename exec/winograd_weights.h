@@ -29,14 +29,14 @@ class WinogradWeights {
     while (pieces_.pieces * across_ * down_ < kFewTasks && equal(across_ + 1) >= kLeastChannels) ++across_;
     channels_ = equal(across_);
     across_ = divided_up(l.in_channels, channels_);
-    Places places;
-    places.take<float>(kTileElements * transformed_each());
-    dy_at_ = places.take<float>(gemm::kPanel * kOutputs * dy_row() + gemm::kWidth);
-    panel_at_ = places.take<float>(kOutputs * kSomeTiles * gemm::kPanel);
-    filters_at_ = places.take<float>(kTileElements * block_ * gemm::kPanel);
-    sums_at_ = places.take<float>(kTileElements * sums_each());
-    room_at_ = places.take<float>(std::max({tiles_.room(std::min(block_, tiles_.count())), l.windows.w.out, kSide * channels_ * kTaps}));
-    bytes_ = places.all();
+    WorkspaceLayout layout;
+    layout.take<float>(kTileElements * transformed_each());
+    dy_at_ = layout.take<float>(gemm::kPanel * kOutputs * dy_row() + gemm::kWidth);
+    panel_at_ = layout.take<float>(kOutputs * kSomeTiles * gemm::kPanel);
+    filters_at_ = layout.take<float>(kTileElements * block_ * gemm::kPanel);
+    sums_at_ = layout.take<float>(kTileElements * sums_each());
+    room_at_ = layout.take<float>(std::max({tiles_.room(std::min(block_, tiles_.count())), l.windows.w.out, kSide * channels_ * kTaps}));
+    bytes_ = layout.all();
   }
 
   bool applies() const { return applies_; }
@@ -52,7 +52,7 @@ class WinogradWeights {
   }
 
   // dw: of the whole; or of all pieces, one behind the other, in float32
-  void run(const std::byte* dy, const std::byte* x, std::byte* dw, int64_t task, std::byte* place) const {
+  void run(const std::byte* dy, const std::byte* x, std::byte* dw, int64_t task, std::byte* workspace) const {
     const int64_t down = task % down_, across = task / down_ % across_, piece = task / down_ / across_;
     const int64_t output = down * outputs_, outputs = std::min(outputs_, l_.out_channels - output);
     const int64_t channel = across * channels_, channels = std::min(channels_, l_.in_channels - channel);
@@ -60,23 +60,23 @@ class WinogradWeights {
                   end = std::min(l_.batch, (piece + 1) * pieces_.piece_samples) * tiles_.count();
     for (int64_t first = begin; first < end; first += block_) {
       const int64_t count = std::min(block_, end - first);
-      transform_x(x, channel, channels, first, count, place);
+      transform_x(x, channel, channels, first, count, workspace);
       for (int64_t j = 0, width; j < outputs; j += width) {
         width = gemm::Fused::panel(outputs - j);
-        transform_dy(dy, output + j, std::min(width, outputs - j), width, first, count, place);
-        multiply_tiles(channels, j, width, count, first > begin, place);
+        transform_dy(dy, output + j, std::min(width, outputs - j), width, first, count, workspace);
+        multiply_tiles(channels, j, width, count, first > begin, workspace);
       }
     }
     const int64_t row = l_.depth(), made_row = channels * kTaps;
     Result<float> result(dw, row, 1, dw_);
     if (pieces_.pieces > 1) result = {reinterpret_cast<float*>(dw) + piece * l_.weights(), row};
     for (int64_t r = 0; r < outputs; r += kSide) {
-      const float* const sums = reinterpret_cast<const float*>(place + sums_at_) + r;
+      const float* const sums = reinterpret_cast<const float*>(workspace + sums_at_) + r;
       const Result<float> to = result.from(output + r, channel * kTaps);
       if (to.element == Element::own && r + kSide <= outputs) {
         join(sums, channels, to.own(), row);
       } else {
-        auto* const room = reinterpret_cast<float*>(place + room_at_);
+        auto* const room = reinterpret_cast<float*>(workspace + room_at_);
         join(sums, channels, room, made_row);
         store_rows(room, made_row, to, std::min(kSide, outputs - r), made_row);
       }
@@ -91,21 +91,21 @@ class WinogradWeights {
   int64_t sums_row() const { return outputs_ + gemm::kWidth; }
   int64_t sums_each() const { return divided_up(channels_, gemm::kRows) * gemm::kRows * sums_row() + gemm::kWidth; }
 
-  void transform_x(const std::byte* x, int64_t channel, int64_t channels, int64_t first, int64_t count, std::byte* place) const {
+  void transform_x(const std::byte* x, int64_t channel, int64_t channels, int64_t first, int64_t count, std::byte* workspace) const {
     const auto plane = [&](int64_t n, int64_t c) { return Plane(x_, x + l_.x_at(n, 0, c) * bytes_each<float>(x_)); };
     for (int64_t i = 0; i < channels; ++i) {
       const int64_t c = channel + i, next = std::min(c + 1, l_.in_channels - 1);
       for_samples(first, count, tiles_.count(), [&](int64_t n, int64_t begin, int64_t end, int64_t at) {
-        tiles_.transform(plane(n, c), plane(n, next), begin, end, reinterpret_cast<float*>(place + room_at_),
-                         reinterpret_cast<float*>(place) + i * block_ + at, transformed_each());
+        tiles_.transform(plane(n, c), plane(n, next), begin, end, reinterpret_cast<float*>(workspace + room_at_),
+                         reinterpret_cast<float*>(workspace) + i * block_ + at, transformed_each());
       });
     }
   }
 
   // A dy A' of a panel: [element of a tile][tile][channel].
   void transform_dy(const std::byte* dy, int64_t output, int64_t outputs, int64_t width, int64_t first, int64_t count,
-                    std::byte* place) const {
-    auto* const divided = reinterpret_cast<float*>(place + dy_at_);
+                    std::byte* workspace) const {
+    auto* const divided = reinterpret_cast<float*>(workspace + dy_at_);
     const auto& [h, w] = l_.windows;
     for (int64_t r = 0; r < outputs; ++r) {
       for_samples(first, count, tiles_.count(), [&](int64_t n, int64_t begin, int64_t end, int64_t at) {
@@ -119,20 +119,20 @@ class WinogradWeights {
               std::fill_n(even + dy_row(), until - from, 0.0f);
               continue;
             }
-            const float* line = plane.floats() ? plane.floats() + y * w.out : reinterpret_cast<float*>(place + room_at_);
+            const float* line = plane.floats() ? plane.floats() + y * w.out : reinterpret_cast<float*>(workspace + room_at_);
             if (r + 1 < outputs) plane.fetch(l_.windows.out_size() + y * w.out + 2 * from, std::min(2 * until, w.out) - 2 * from);
-            if (!plane.floats()) plane.read(y * w.out, w.out, reinterpret_cast<float*>(place + room_at_));
+            if (!plane.floats()) plane.read(y * w.out, w.out, reinterpret_cast<float*>(workspace + room_at_));
             tiles_.divide_row(line, from, until, even, even + dy_row());
           }
         });
       });
     }
-    auto* const panel = reinterpret_cast<float*>(place + panel_at_);
+    auto* const panel = reinterpret_cast<float*>(workspace + panel_at_);
     for (int64_t tile = 0; tile < count; tile += kSomeTiles) {
       const int64_t tiles = std::min(kSomeTiles, count - tile), size = kSomeTiles * width;
       for (int64_t i = 0; i < kOutputs; ++i)
         gemm::pack(divided + i * dy_row() + tile, 1, kOutputs * dy_row(), tiles, outputs, width, panel + i * size);
-      transform_tiles(panel, size, tiles * width, reinterpret_cast<float*>(place + filters_at_) + tile * width, block_ * width);
+      transform_tiles(panel, size, tiles * width, reinterpret_cast<float*>(workspace + filters_at_) + tile * width, block_ * width);
     }
   }
 
@@ -155,10 +155,10 @@ class WinogradWeights {
     }
   }
 
-  void multiply_tiles(int64_t channels, int64_t j, int64_t width, int64_t count, bool adds, std::byte* place) const {
-    const auto* const x = reinterpret_cast<const float*>(place);
-    const auto* const filters = reinterpret_cast<const float*>(place + filters_at_);
-    auto* const sums = reinterpret_cast<float*>(place + sums_at_);
+  void multiply_tiles(int64_t channels, int64_t j, int64_t width, int64_t count, bool adds, std::byte* workspace) const {
+    const auto* const x = reinterpret_cast<const float*>(workspace);
+    const auto* const filters = reinterpret_cast<const float*>(workspace + filters_at_);
+    auto* const sums = reinterpret_cast<float*>(workspace + sums_at_);
     for (int64_t i = 0; i < kTileElements; ++i) {
       for (int64_t r = 0; r < channels; r += gemm::kRows) {
         const int64_t rows = std::min<int64_t>(gemm::kRows, channels - r);

@@ -71,6 +71,13 @@ void add_entry(EntrySet& set, JobEntry entry) {
   set.entries.push_back(std::move(entry));
 }
 
+void add_joined(EntrySet& set, const std::string& name, size_t of) {
+  JobEntry entry = set.entries[of];
+  entry.name = name;
+  entry.joined = true;
+  add_entry(set, std::move(entry));
+}
+
 // "evaluate-remainder-128"
 std::string named(const std::string& name, const JobEntry& like) {
   return name + (like.remainder ? "-remainder" : "") + (like.length > 0 ? fmt::format("-{}", like.length) : "");
@@ -278,9 +285,13 @@ PassOptions Job::first_passes() {
   return passes;
 }
 
-// The model's graph for a batch, and a length of the job's or 0: one import for each.
-const Graph& Job::forward(int64_t batch, int64_t length) {
-  if (const auto found = forwards_.find({batch, length}); found != forwards_.end()) return found->second;
+const Graph& Job::forward_graph(int64_t batch, int64_t length) {
+  auto found = forwards_.find({batch, length});
+  if (found == forwards_.end()) found = forwards_.emplace(std::pair(batch, length), make_forward_graph(batch, length)).first;
+  return found->second;
+}
+
+Graph Job::make_forward_graph(int64_t batch, int64_t length) {
   const BatchShape shape{.binding = binding, .samples = batch, .length = length > 0 ? length : binding.sequence};
   const ImportOptions import = binding.import_options(batch, shape.length, options);
   Imported imported = import_for(import, length);
@@ -309,7 +320,7 @@ const Graph& Job::forward(int64_t batch, int64_t length) {
   for (Weight& weight : weights) {
     if (const ValueId id = imported.graph.find_value(weight.parameter); id != kNone) weight.dtype = imported.graph.value(id).dtype;
   }
-  return forwards_.emplace(std::pair(batch, length), std::move(imported.graph)).first->second;
+  return std::move(imported.graph);
 }
 
 bool Job::has_weights_used_late() const {
@@ -338,7 +349,7 @@ void Job::check_live_layers(const Graph& forward, int64_t batch) const {
 
 // Deferred: "train" makes the update that a step before it deferred, "train-first" has none before it. `like`: has all but the graph.
 void Job::add_train(EntrySet& set, const JobEntry& like, const OptimizerSpec& update, const PassOptions& passes) {
-  const Graph& graph = forward(like.batch, like.length);
+  const Graph& graph = forward_graph(like.batch, like.length);
   check_live_layers(graph, like.batch);
   JobEntry entry = like, deferred = like;
   entry.job = build_train_graph(graph, losses, update, passes);
@@ -361,7 +372,7 @@ void Job::add_evaluate(EntrySet& set, const LengthReport& length) {
   const auto add = [&](int64_t batch, bool is_remainder) {
     JobEntry entry{.batch = batch, .length = length.length, .share = length.share, .remainder = is_remainder};
     entry.name = named("evaluate", entry);
-    entry.job = build_evaluate_graph(forward(batch, length.length), losses, passes_);
+    entry.job = build_evaluate_graph(forward_graph(batch, length.length), losses, passes_);
     add_entry(set, std::move(entry));
   };
   if (full > 0) add(binding.batch, /*is_remainder=*/false);
@@ -376,7 +387,16 @@ void Job::add_predict(EntrySet& set) {
                 options.predict_batch_size, batch);
   }
   const int64_t length = lengths.empty() ? 0 : binding.sequence;
-  add_entry(set, {.name = "predict", .job = build_predict_graph(forward(batch, length), model_outputs_, passes_), .batch = batch});
+  add_entry(set, {.name = "predict", .job = build_predict_graph(forward_graph(batch, length), model_outputs_, passes_), .batch = batch});
+}
+
+// The passes whose graphs are to be written have run, or come with the plan.
+void Job::check_dumps() const {
+  for (const auto& [pass, file] : options.dump_after) {
+    const bool comes = pass == "recompute" || pass == "micro_batches" || pass == "early_updates";
+    if (!comes && std::find(ran_.begin(), ran_.end(), pass) == ran_.end())
+      throw error(ErrorCode::usage, "`dump_after` {}: no such pass ran; these did: {}", pass, fmt::join(ran_, ", "));
+  }
 }
 
 EntrySet Job::entries(const StepStrategy& strategy) {
@@ -384,7 +404,7 @@ EntrySet Job::entries(const StepStrategy& strategy) {
   const bool is_first = !std::exchange(has_entries_, true);
   const std::vector<LengthReport> all = lengths.empty() ? std::vector{LengthReport{.share = 1}} : lengths;
   losses = loss_spec();
-  const Graph& main = forward(binding.batch, all.front().length);
+  const Graph& main = forward_graph(binding.batch, all.front().length);
   if (is_first) {
     for (const std::string& text : loss_notes(main, losses)) note_(text);
     for (const Attachment& other : attached_)
@@ -397,12 +417,7 @@ EntrySet Job::entries(const StepStrategy& strategy) {
   const PassOptions first = is_first ? first_passes() : passes_;
   for (const LengthReport& length : all)
     add_train(set, {.batch = binding.batch, .length = length.length, .share = length.share}, update, set.entries.empty() ? first : passes_);
-  for (const auto& [pass, file] : options.dump_after) {
-    if (!is_first || pass == "recompute" || pass == "micro_batches" || pass == "early_updates" ||
-        std::find(ran_.begin(), ran_.end(), pass) != ran_.end())
-      continue;  // that one comes with the plan
-    throw error(ErrorCode::usage, "`dump_after` {}: no such pass ran; these did: {}", pass, fmt::join(ran_, ", "));
-  }
+  if (is_first) check_dumps();
   const int64_t remainder = batching(train_range).remainder();
   if (remainder > 0 && ends_an_epoch()) {
     for (const LengthReport& length : all)
@@ -415,14 +430,8 @@ EntrySet Job::entries(const StepStrategy& strategy) {
   for (const LengthReport& length : all) add_evaluate(set, length);
   add_predict(set);
   if (strategy.together > 1) {
-    const auto add_joined = [&](const std::string& name, size_t of) {
-      JobEntry entry = set.entries[of];
-      entry.name = name;
-      entry.joined = true;
-      add_entry(set, std::move(entry));
-    };
-    add_joined("train-together", 0);
-    if (update.deferred) add_joined("train-first-together", static_cast<size_t>(set.find({.kind = EntryKind::train})));
+    add_joined(set, "train-together", 0);
+    if (update.deferred) add_joined(set, "train-first-together", static_cast<size_t>(set.find({.kind = EntryKind::train})));
   }
   return set;
 }

@@ -62,7 +62,7 @@ class Job {
       std::function<void(const std::string&)> note);
 
   // Sets what is known once the model has been read, below; does nothing a second time. Throws Error: unsupported, usage, data.
-  void read_model() { forward(binding.batch, lengths.empty() ? 0 : lengths.front().length); }
+  void read_model() { forward_graph(binding.batch, lengths.empty() ? 0 : lengths.front().length); }
   // The graphs of all entry points of that strategy, each before the passes that a plan decides (finish()). Reads the model. Throws
   // Error: unsupported, usage, data.
   EntrySet entries(const StepStrategy& strategy);
@@ -111,10 +111,14 @@ class Job {
   LossSpec loss_spec() const;
   OptimizerSpec optimizer_spec(const StepStrategy& strategy) const;
   PassOptions first_passes();
-  const Graph& forward(int64_t batch, int64_t length);
+  // The model's graph for a batch, and a length of the job's or 0; made by one import when it is first asked for, which the first time
+  // sets what read_model() says.
+  const Graph& forward_graph(int64_t batch, int64_t length);
+  Graph make_forward_graph(int64_t batch, int64_t length);
   Imported import_for(const ImportOptions& import, int64_t length) const;
   void note_model(const Imported& imported);
   void settle_types(const Imported& imported);
+  void check_dumps() const;
   void check_live_layers(const Graph& forward, int64_t batch) const;
   void add_train(EntrySet& set, const JobEntry& like, const OptimizerSpec& update, const PassOptions& passes);
   void add_evaluate(EntrySet& set, const LengthReport& length);

@@ -1,7 +1,5 @@
 #include "frontend/runtime.h"
 
-#include <xxhash.h>
-
 #include <algorithm>
 #include <cmath>
 #include <cstring>
@@ -10,6 +8,8 @@
 #include "frontend/adapters.h"
 #include "frontend/element.h"
 #include "frontend/file.h"
+#include "frontend/hash.h"
+#include "frontend/load_weights.h"
 #include "frontend/machine.h"
 #include "frontend/memory.h"
 #include "frontend/units.h"
@@ -28,18 +28,6 @@ const Persistent* find_persistent(const Program& program, std::string_view name)
   }
   return nullptr;
 }
-
-class Hash {
- public:
-  Hash() : state_(XXH3_createState(), XXH3_freeState) {
-    require(state_ != nullptr && XXH3_64bits_reset(state_.get()) == XXH_OK, "no hash state");
-  }
-  void add(std::span<const std::byte> bytes) { XXH3_64bits_update(state_.get(), bytes.data(), bytes.size()); }
-  std::string text() const { return hex16(XXH3_64bits_digest(state_.get())); }
-
- private:
-  std::unique_ptr<XXH3_state_t, decltype(&XXH3_freeState)> state_;
-};
 
 // The constants are in the memory now; those that prepared kernels may look at stay.
 void release_constants(Graph& graph) {
@@ -180,7 +168,6 @@ void Runtime::check_device_memory() const {
 void Runtime::end_loading() {
   for (JobEntry& entry : planned_.set.entries) release_constants(entry.job.graph);
   for (Persistent& value : planned_.program.persistent) value.initial.reset();
-  squares_ = {};
   if (job_.options.budget_is_process) release_free_heap();
 }
 
@@ -232,6 +219,12 @@ float Runtime::scalar(size_t entry, ValueId value) const {
 
 // --- weights ----------------------------------------------------------------------------------------------------------------------------
 
+const TensorType& Runtime::type_of(const std::string& name) const {
+  const Persistent* const value = find_persistent(planned_.program, name);
+  require(value != nullptr, "a value that doesn't live across runs");
+  return value->type;
+}
+
 std::vector<Slice> Runtime::slices_of(const std::string& parameter) const {
   const auto& known = planned_.set.entries[0].job.slices;
   if (const auto found = known.find(parameter); found != known.end()) return found->second;
@@ -246,125 +239,7 @@ bool Runtime::is_unchanged(const Weight& weight) const {
                      [&](const Slice& slice) { return find_persistent(planned_.program, slice.name)->read_only; });
 }
 
-void Runtime::load_weights(Weights which) {
-  for (const Weight& weight : job_.weights) {
-    const std::vector<Slice> slices = slices_of(weight.parameter);
-    const bool unchanged = is_unchanged(weight);
-    if (!unchanged && which == Weights::unchanged) continue;
-    const std::string sum = load_weight(weight, slices);
-    if (unchanged && !slices.empty()) content_.unchanged[weight.parameter] = sum;
-  }
-}
-
-// Returns its checksum.
-std::string Runtime::load_weight(const Weight& weight, const std::vector<Slice>& slices) {
-  Hash hash;
-  const WeightPlace& from = weight.places.at(0);
-  if (weight.fresh) {
-    load_fresh(weight, slices);
-    return {};
-  }
-  if (is_weight_blocks(weight.dtype)) return load_blocks(weight, slices);
-  FileRange range = from.bytes;
-  const int64_t end = range.offset + range.bytes;
-  for (const Slice& slice : slices) {
-    const Persistent* value = find_persistent(planned_.program, slice.name);
-    range.bytes = slice.bytes / size_of(weight.dtype) * size_of(from.dtype);
-    require(value != nullptr && !from.transposed && value->type.dtype == weight.dtype && range.offset + range.bytes <= end,
-            "a weight that is not stored as it is used");
-    // Of a pack the rest stays what it is: other weights, or zeros.
-    const auto whole = slice.bytes == value->type.bytes() ? executor_.blank(slice.name) : executor_.persistent(slice.name);
-    const auto bytes = whole.subspan(static_cast<size_t>(slice.offset), static_cast<size_t>(slice.bytes));
-    read_weight(range, from.dtype, weight.dtype, bytes);
-    hash.add(bytes);
-    executor_.changed(slice.name);
-    range.offset += range.bytes;
-  }
-  return hash.text();
-}
-
-// The same of a weight that is stored in blocks: it is the model's, and divided where blocks begin.
-std::string Runtime::load_blocks(const Weight& weight, const std::vector<Slice>& slices) {
-  const Elements32 finite = [&, numbers = numbers_in(weight.places.at(0))](int64_t first, int64_t count, const auto& sink) {
-    numbers(first, count, [&](std::span<const float> piece) {
-      if (!std::all_of(piece.begin(), piece.end(), [](float x) { return std::isfinite(x); }))
-        throw error(ErrorCode::data, "the weight '{}' has numbers that aren't finite, which {} can't hold: use another `base_dtype`",
-                    weight.parameter, to_string(weight.dtype));
-      sink(piece);
-    });
-  };
-  Hash hash;
-  const float mean = mean_scale(weight.dtype, element_count(weight.places[0].shape), finite);
-  int64_t first = 0;
-  for (const Slice& slice : slices) {
-    const int64_t count = element_count(find_persistent(planned_.program, slice.name)->type.shape);
-    const auto blocks = executor_.blank(slice.name);
-    quantize_weight(weight.dtype, mean, first, count, finite, blocks);
-    hash.add(blocks);
-    executor_.changed(slice.name);
-    first += count;
-  }
-  return hash.text();
-}
-
-// The sums of the squares of a weight's numbers by their place along an axis, in the order of its elements.
-std::vector<double> Runtime::squares_of(const Weight& weight, size_t axis) const {
-  const Shape& shape = weight.places.at(0).shape;
-  const int64_t all = element_count(shape), size = shape[axis], inner = element_count(shape.from(axis + 1));
-  const StorageTraits storage = storage_of(weight.dtype);
-  constexpr int64_t kSome = int64_t{1} << 16;  // elements: whole blocks of any type
-  std::vector<double> sums(static_cast<size_t>(size));
-  std::vector<float> numbers;
-  int64_t element = 0;
-  read_parameter(weight.parameter, [&](int64_t, std::span<const std::byte> bytes) {
-    while (!bytes.empty()) {
-      const auto taken = std::min(bytes.size(), static_cast<size_t>(bytes_of(weight.dtype, kSome)));
-      const int64_t held = static_cast<int64_t>(taken) / storage.block_bytes * storage.block_elements;
-      numbers.resize(static_cast<size_t>(std::min(held, all - element)));
-      if (is_weight_blocks(weight.dtype))
-        dequantize_weight(weight.dtype, bytes.first(taken), numbers);
-      else
-        convert(element_of(weight.dtype), bytes.first(taken), DType::float32, std::as_writable_bytes(std::span(numbers)));
-      int64_t place = element / inner % size, left = inner - element % inner;
-      for (const float number : numbers) {
-        sums[static_cast<size_t>(place)] += double{number} * double{number};
-        if (--left > 0) continue;
-        left = inner;
-        place = place + 1 == size ? 0 : place + 1;
-      }
-      element += static_cast<int64_t>(numbers.size());
-      bytes = bytes.subspan(taken);
-    }
-  });
-  require(element == all, "a weight that isn't read as a whole");
-  return sums;
-}
-
-void Runtime::load_fresh(const Weight& weight, const std::vector<Slice>& slices) {
-  const auto ordinal = static_cast<uint32_t>(&weight - job_.weights.data());
-  if (const FreshNumbers& fresh = *weight.fresh; !fresh.squares_of.empty()) {
-    if (squares_.of != fresh.squares_of)
-      squares_ = {.of = fresh.squares_of, .sums = squares_of(weight_named(job_.weights, fresh.squares_of), fresh.axis)};
-    size_t at = 0;
-    for (const Slice& slice : slices) {
-      const auto bytes = executor_.persistent(slice.name).subspan(static_cast<size_t>(slice.offset), static_cast<size_t>(slice.bytes));
-      for (size_t to = 0; to < bytes.size(); to += sizeof(float)) {
-        const double sum = squares_.sums.at(at++);
-        const auto number = static_cast<float>(fresh.root ? std::sqrt(sum) : sum);
-        std::memcpy(bytes.data() + to, &number, sizeof number);
-      }
-      executor_.changed(slice.name);
-    }
-    return;
-  }
-  int64_t first = 0;  // element
-  for (const Slice& slice : slices) {
-    const auto bytes = executor_.persistent(slice.name).subspan(static_cast<size_t>(slice.offset), static_cast<size_t>(slice.bytes));
-    write_fresh(*weight.fresh, weight.dtype, job_.options.seed, ordinal, first, bytes);
-    executor_.changed(slice.name);
-    first += slice.bytes / size_of(weight.dtype);
-  }
-}
+void Runtime::load_weights(Weights which) { content_.unchanged = WeightLoader(*this, job_).load(which == Weights::unchanged); }
 
 StateFile* Runtime::fill_slots() {
   if (!disk_ || disk_->state() == nullptr) return nullptr;

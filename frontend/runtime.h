@@ -67,6 +67,8 @@ class Runtime {
   std::span<const std::byte> bytes(size_t entry, ValueId value) const { return executor_.bytes(entry, value); }
   float scalar(size_t entry, ValueId value) const;
   std::span<std::byte> persistent(const std::string& name, int area = 0) const { return executor_.persistent(name, area); }
+  std::span<std::byte> blank(const std::string& name) const { return executor_.blank(name); }  // to be written as a whole
+  const TensorType& type_of(const std::string& name) const;                                    // of a persistent value
   void changed(const std::string& name, int area = 0) const { executor_.changed(name, area); }
   // Where a parameter of the model is: itself, its parts in order, or a piece of a pack; or nowhere.
   std::vector<Slice> slices_of(const std::string& parameter) const;
@@ -90,10 +92,6 @@ class Runtime {
  private:
   Device& device() const { return planned_.discrete_device ? *planned_.discrete_device : processor_; }
   void collect_tensors();
-  std::string load_weight(const Weight& weight, const std::vector<Slice>& slices);
-  std::string load_blocks(const Weight& weight, const std::vector<Slice>& slices);
-  void load_fresh(const Weight& weight, const std::vector<Slice>& slices);
-  std::vector<double> squares_of(const Weight& weight, size_t axis) const;
   DiskOptions disk_engine() const;
   void check_device_memory() const;
 
@@ -105,10 +103,6 @@ class Runtime {
   std::vector<std::unique_ptr<Memory>> memory_;  // by space; null for the disk
   std::unique_ptr<SpillDisk> disk_;
   CheckpointContent content_;
-  struct {
-    std::string of{};
-    std::vector<double> sums{};
-  } squares_;            // the last that load_fresh() asked for: two tensors are made of them
   std::string failure_;  // why it can't be used any more
   Spent spent_;
   std::optional<OpTimes> op_times_;

@@ -1,5 +1,7 @@
 #include "graph/op_def.h"
 
+#include <numeric>
+
 namespace ort_train {
 
 const TensorType& InferContext::input(size_t i) const {
@@ -16,6 +18,16 @@ const Tensor& InferContext::constant(size_t i) const {
 ValueId viewed(const Node& node) {
   if (node.op->alias.empty() || node.outputs.size() != 1 || node.outputs[0] == kNone) return kNone;
   return node.inputs[static_cast<size_t>(node.op->alias[0].input)];
+}
+
+std::vector<ValueId> memory_owners(const Graph& graph) {
+  std::vector<ValueId> owners(graph.value_count());
+  std::iota(owners.begin(), owners.end(), ValueId{0});
+  for (const NodeId id : graph.order()) {
+    const Node& node = graph.node(id);
+    if (const ValueId source = viewed(node); source != kNone) owners[node.outputs[0]] = owners[source];
+  }
+  return owners;
 }
 
 int64_t view_offset(const Node& node) { return node.attributes.get("byte_offset", int64_t{0}); }

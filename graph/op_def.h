@@ -101,6 +101,8 @@ const std::vector<const OpDef*>& all_ops();
 
 // The input of which a node's only output is a view; kNone where it makes none.
 ValueId viewed(const Node& node);
+// By ValueId: whose memory a value shows; that of a view is its input's.
+std::vector<ValueId> memory_owners(const Graph& graph);
 // Where in its input's bytes the view that a node makes begins: the attribute `byte_offset`, where it has one.
 int64_t view_offset(const Node& node);
 

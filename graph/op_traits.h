@@ -111,9 +111,9 @@ struct OpTraits {
   std::optional<PartNode> (*accumulated)(const Graph&, const Node&, ValueId sum) = nullptr;
   PrecisionTraits precision{};
   AxisRule along = nullptr;  // null: unknown
-  // The op that does the same with a chain of elementwise ops (graph/chain.h) in its own pass over memory: the chain's input 0 is what the
-  // op would make, and its result, of the same type, is output 0. Behind the op's own inputs come the chain's others.
-  std::string_view chained{};
+  // The op that does the same, and elementwise ops behind it (graph/fused_elementwise.h) in the same pass over memory: input 0 of their
+  // steps is what the op would make; their result, of the same type, is output 0. Behind the op's own inputs come the steps' others.
+  std::string_view fused{};
 };
 
 }  // namespace ort_train

@@ -113,23 +113,23 @@ class ProductsLast {
 };
 
 void keep_for_background(const MemoryModel& model, const StepOrder& order, const std::vector<bool>& background,
-                         std::vector<Chain>& chains) {
+                         std::vector<Buffer>& buffers) {
   constexpr size_t kBehind = 4;  // updates that may be under way: with 2, half of the work of GPT-2's was waited for
-  std::vector<Chain*> chain_of(model.classes.size());
-  for (Chain& chain : chains) {
-    for (const uint32_t c : chain.classes) chain_of[c] = &chain;
+  std::vector<Buffer*> buffer_of(model.classes.size());
+  for (Buffer& buffer : buffers) {
+    for (const uint32_t c : buffer.classes) buffer_of[c] = &buffer;
   }
-  std::deque<std::set<Chain*>> read;  // by the last steps, those that follow one another and read the same together
+  std::deque<std::set<Buffer*>> read;  // by the last steps, those that follow one another and read the same together
   for (size_t at = 0; at < order.size(); ++at) {
     if (!background[order[at]]) continue;
-    std::set<Chain*> here;
-    for (const uint32_t c : model.steps[order[at]].reads) here.insert(chain_of[c]);
-    const auto is_read = [&](Chain* chain) { return read.back().count(chain) > 0; };
+    std::set<Buffer*> here;
+    for (const uint32_t c : model.steps[order[at]].reads) here.insert(buffer_of[c]);
+    const auto is_read = [&](Buffer* buffer) { return read.back().count(buffer) > 0; };
     if (read.empty() || std::none_of(here.begin(), here.end(), is_read)) read.emplace_back();
     read.back().insert(here.begin(), here.end());
     if (read.size() > kBehind) read.pop_front();
-    for (const std::set<Chain*>& group : read) {
-      for (Chain* const chain : group) chain->last = std::max(chain->last, static_cast<int32_t>(at));
+    for (const std::set<Buffer*>& group : read) {
+      for (Buffer* const buffer : group) buffer->last = std::max(buffer->last, static_cast<int32_t>(at));
     }
   }
 }
@@ -146,9 +146,9 @@ void overlap_updates_of(Draft& draft, int threads) {
   for (const MemoryStep& step : draft.model.steps) seconds.push_back(nominal_seconds(*draft.graph, draft.graph->node(step.node)));
   const double share = Workers::aside_share(threads);
   if (share > 0) draft.order = with_products_last(draft.model, draft.order, draft.background, seconds, share);
-  draft.chains.clear();
-  simulate(draft.model, draft.order, &draft.chains);
-  keep_for_background(draft.model, draft.order, draft.background, draft.chains);
+  draft.buffers.clear();
+  simulate(draft.model, draft.order, &draft.buffers);
+  keep_for_background(draft.model, draft.order, draft.background, draft.buffers);
 }
 
 }  // namespace ort_train

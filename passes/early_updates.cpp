@@ -18,8 +18,7 @@ namespace ort_train {
 
 bool early_updates(Graph& graph, const PassOptions&) {
   const std::vector<NodeId> order = graph.order();
-  std::vector<ValueId> base(graph.value_count());  // whose memory a view shows
-  for (ValueId id = 0; id < base.size(); ++id) base[id] = id;
+  const std::vector<ValueId> owner = memory_owners(graph);
   // The position in `order` behind which a value is there; behind which nobody reads what it is now.
   std::vector<int64_t> made(graph.value_count(), -1), read(graph.value_count(), -1);
   std::vector<std::pair<int64_t, NodeId>> placed;
@@ -32,12 +31,11 @@ bool early_updates(Graph& graph, const PassOptions&) {
       for (const Alias& write : node.op->writes) {
         const auto input = static_cast<size_t>(write.input);
         const ValueId state = input < node.inputs.size() ? node.inputs[input] : kNone;
-        if (state != kNone) at = std::max(at, read[base[state]]);
+        if (state != kNone) at = std::max(at, read[owner[state]]);
       }
     }
-    if (const ValueId source = viewed(node); source != kNone) base[node.outputs[0]] = base[source];
     for (const ValueId input : node.inputs) {
-      if (input != kNone) read[base[input]] = std::max(read[base[input]], at);
+      if (input != kNone) read[owner[input]] = std::max(read[owner[input]], at);
     }
     for (const ValueId output : node.outputs) {
       if (output != kNone) made[output] = at;

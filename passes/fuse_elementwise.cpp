@@ -2,33 +2,33 @@
 // passes over memory once.
 //
 //   before   s = Add(a, b) ; y = Relu(s)
-//   after    y = Chain(a, b) {ops = "Add Relu"}      graph/chain.h
+//   after    y = FusedElementwise(a, b) {ops = "Add Relu"}      graph/fused_elementwise.h
 //
 //   before   z, mean, variance = LiveBatchNormalization(x, scale, bias) ; y = Relu(z)
-//   after    y, mean, variance = ChainedLiveBatchNormalization(x, scale, bias) {ops = "Relu"}      OpTraits::chained
+//   after    y, mean, variance = FusedLiveBatchNormalization(x, scale, bias) {ops = "Relu"}      OpTraits::fused
 //
-// Nodes are taken together where the device has kernels of them that can be steps of a chain, and no other node stands between them: what
-// they read would have to be kept until that is done (small ones don't count). A chain needs no more large tensors at once than one of its
-// nodes did, so that the smallest budgets stay what they are: Add and ReluGrad, which read three together, remain two. The bits are those
-// of the nodes.
+// Nodes are taken together where the device has kernels of them that can be fused, and no other node stands between them: what
+// they read would have to be kept until that is done (small ones don't count). The node that they become needs no more large tensors at
+// once than one of them did, so that the smallest budgets stay what they are: Add and ReluGrad, which read three together, remain two. The
+// bits are those of the nodes.
 //
-// Needs: gradients made, weights divided: a Chain has no gradient, and nobody looks into it. Leaves: updates as they are.
+// Needs: gradients made, weights divided: a FusedElementwise has no gradient, and nobody looks into it. Leaves: updates as they are.
 
 #include <algorithm>
 #include <map>
 #include <set>
 
 #include "exec/kernel.h"
-#include "graph/chain.h"
+#include "graph/fused_elementwise.h"
 #include "graph/op_def.h"
 #include "passes/build.h"
 
 namespace ort_train {
 namespace {
 
-class Chains {
+class ElementwiseFusion {
  public:
-  Chains(Graph& graph, const std::set<ValueId>& kept, const KernelTable& kernels)
+  ElementwiseFusion(Graph& graph, const std::set<ValueId>& kept, const KernelTable& kernels)
       : graph_(graph), kept_(kept), kernels_(kernels), readers_(graph.readers()) {}
 
   bool make() {
@@ -40,7 +40,7 @@ class Chains {
           changed_at_.emplace(graph_.node(id).inputs[static_cast<size_t>(write.input)], places_[id]);
       }
       if (can_be_step(id)) {
-        chains_[id] = {.nodes = {id}, .behind = others};
+        groups_[id] = {.nodes = {id}, .behind = others};
         for (const ValueId input : graph_.node(id).inputs) take_in(id, input);
       } else if (is_large(id)) {
         ++others;
@@ -50,19 +50,19 @@ class Chains {
     bool changed = false;
     for (const NodeId id : std::vector<NodeId>(graph_.order())) {
       const OpDef* const op = graph_.node(id).op;
-      if (op && !op->traits.chained.empty() && kernels_.find(op_named(op->traits.chained))) changed |= join_behind(id, op->traits.chained);
+      if (op && !op->traits.fused.empty() && kernels_.find(op_named(op->traits.fused))) changed |= join_behind(id, op->traits.fused);
     }
-    std::erase_if(chains_, [](const auto& chain) { return chain.second.nodes.size() < 2; });
-    for (const auto& [last, chain] : chains_) {
-      const std::vector<ValueId> inputs = inputs_of(chain.nodes);
+    std::erase_if(groups_, [](const auto& group) { return group.second.nodes.size() < 2; });
+    for (const auto& [last, group] : groups_) {
+      const std::vector<ValueId> inputs = inputs_of(group.nodes);
       Node& node = graph_.node(last);
       Attributes attributes;
-      set_chain(attributes, steps_of(chain.nodes, inputs));
-      node.op = &op_named("Chain");
+      set_fused_steps(attributes, steps_of(group.nodes, inputs));
+      node.op = &op_named("FusedElementwise");
       node.inputs = inputs;
       node.attributes = std::move(attributes);
     }
-    changed |= !chains_.empty();
+    changed |= !groups_.empty();
     if (changed) graph_.remove_dead_nodes();
     return changed;
   }
@@ -70,7 +70,7 @@ class Chains {
  private:
   static constexpr int64_t kSmall = 64 << 10;  // bytes
 
-  struct Chain {
+  struct Group {
     std::vector<NodeId> nodes;  // in the order of the graph
     int64_t behind = 0;         // how many large nodes that are no steps stand before it
   };
@@ -82,25 +82,25 @@ class Chains {
            node.inputs.size() <= kMostStepOperands && std::find(node.inputs.begin(), node.inputs.end(), kNone) == node.inputs.end();
   }
 
-  // The chain that makes `input` becomes a part of that which ends with the node, if nobody else reads what it makes.
+  // The group that makes `input` becomes a part of that which ends with the node, if nobody else reads what it makes.
   void take_in(NodeId last, ValueId input) {
     const Value& made = graph_.value(input);
-    const auto before = chains_.find(made.producer);
-    if (made.producer == kNone || before == chains_.end() || made.producer == last) return;
+    const auto before = groups_.find(made.producer);
+    if (made.producer == kNone || before == groups_.end() || made.producer == last) return;
     const Node& node = graph_.node(last);
     const bool is_inside = is_read_by({last}, input) && made.shape == graph_.value(node.outputs[0]).shape;
-    Chain& chain = chains_.at(last);
-    if (!is_inside || before->second.behind != chain.behind || graph_.node(made.producer).stage != node.stage) return;
+    Group& group = groups_.at(last);
+    if (!is_inside || before->second.behind != group.behind || graph_.node(made.producer).stage != node.stage) return;
     std::vector<NodeId> all = before->second.nodes;
-    all.insert(all.end(), chain.nodes.begin(), chain.nodes.end());
+    all.insert(all.end(), group.nodes.begin(), group.nodes.end());
     std::sort(all.begin(), all.end(), [&](NodeId a, NodeId b) { return place_of(a) < place_of(b); });
-    if (all.size() > kMostChainSteps || inputs_of(all).size() > kMostChainInputs || !fits(all) || is_changed(all, all.front(), last))
+    if (all.size() > kMostFusedSteps || inputs_of(all).size() > kMostFusedInputs || !fits(all) || is_changed(all, all.front(), last))
       return;
-    chain.nodes = std::move(all);
-    chains_.erase(before);
+    group.nodes = std::move(all);
+    groups_.erase(before);
   }
 
-  // Whether the chain needs no more large tensors at once than one of its nodes does.
+  // Whether nodes need no more large tensors at once as one than one of them does.
   bool fits(const std::vector<NodeId>& nodes) const {
     int64_t most = 0;
     for (const NodeId id : nodes) most = std::max(most, large_inputs({id}, kNone));
@@ -125,11 +125,11 @@ class Chains {
     return inputs;
   }
 
-  std::vector<ChainStep> steps_of(const std::vector<NodeId>& nodes, const std::vector<ValueId>& inputs) const {
-    std::vector<ChainStep> steps;
+  std::vector<FusedStep> steps_of(const std::vector<NodeId>& nodes, const std::vector<ValueId>& inputs) const {
+    std::vector<FusedStep> steps;
     for (const NodeId id : nodes) {
       const Node& node = graph_.node(id);
-      ChainStep step{.op = node.op, .attributes = node.attributes};
+      FusedStep step{.op = node.op, .attributes = node.attributes};
       for (const ValueId input : node.inputs) {
         const auto made = std::find(nodes.begin(), nodes.end(), graph_.value(input).producer);
         step.operands.push_back(made != nodes.end() ? nodes.begin() - made - 1
@@ -158,39 +158,39 @@ class Chains {
     });
   }
 
-  // Gives a node the chain, whose input 0 is `first`.
-  void give_chain(Node& node, std::string_view op, const std::vector<NodeId>& nodes, ValueId first) {
+  // Gives a node the steps of others, whose input 0 is `first`.
+  void give_steps(Node& node, std::string_view op, const std::vector<NodeId>& nodes, ValueId first) {
     std::vector<ValueId> inputs = inputs_of(nodes);
     std::rotate(inputs.begin(), std::find(inputs.begin(), inputs.end(), first), std::find(inputs.begin(), inputs.end(), first) + 1);
-    set_chain(node.attributes, steps_of(nodes, inputs));
+    set_fused_steps(node.attributes, steps_of(nodes, inputs));
     node.attributes.set(kOwnInputs, static_cast<int64_t>(node.inputs.size()));
     node.inputs.insert(node.inputs.end(), inputs.begin() + 1, inputs.end());
     node.op = &op_named(op);
   }
 
-  // The chain that goes on from output 0 becomes a part of the node.
+  // The group that goes on from output 0 becomes a part of the node.
   bool join_behind(NodeId id, std::string_view op) {
     const ValueId made = graph_.node(id).outputs[0];
     const auto found =
-        std::find_if(chains_.begin(), chains_.end(), [&](const auto& chain) { return is_read_by(chain.second.nodes, made); });
-    if (found == chains_.end()) return false;
-    const auto& [last, chain] = *found;
+        std::find_if(groups_.begin(), groups_.end(), [&](const auto& group) { return is_read_by(group.second.nodes, made); });
+    if (found == groups_.end()) return false;
+    const auto& [last, group] = *found;
     const ValueId result = graph_.node(last).outputs[0];
-    const std::vector<ValueId> inputs = inputs_of(chain.nodes);
-    const bool is_near = behind_.at(id) == chain.behind && graph_.node(id).stage == graph_.node(last).stage;
+    const std::vector<ValueId> inputs = inputs_of(group.nodes);
+    const bool is_near = behind_.at(id) == group.behind && graph_.node(id).stage == graph_.node(last).stage;
     const bool are_there = std::all_of(inputs.begin(), inputs.end(), [&](ValueId input) {  // where the node stands
       const NodeId by = graph_.value(input).producer;
       return input == made || by == kNone || place_of(by) < place_of(id);
     });
-    if (!is_near || !are_there || large_inputs(chain.nodes, made) > 0 || is_changed(chain.nodes, id, last) ||
+    if (!is_near || !are_there || large_inputs(group.nodes, made) > 0 || is_changed(group.nodes, id, last) ||
         graph_.value(result).type() != graph_.value(made).type())
       return false;
-    give_chain(graph_.node(id), op, chain.nodes, made);
+    give_steps(graph_.node(id), op, group.nodes, made);
     graph_.remove_node(last);
     graph_.node(id).outputs[0] = result;
     graph_.value(result).producer = id;
     graph_.value(made).producer = kNone;
-    chains_.erase(found);
+    groups_.erase(found);
     return true;
   }
 
@@ -211,7 +211,7 @@ class Chains {
   const std::set<ValueId>& kept_;
   const KernelTable& kernels_;
   std::vector<std::vector<NodeId>> readers_;
-  std::map<NodeId, Chain> chains_;    // by the last node
+  std::map<NodeId, Group> groups_;    // by the last node
   std::map<NodeId, int64_t> behind_;  // how many large nodes stand before a node, with itself
   std::map<NodeId, int64_t> places_;  // in the order
   std::multimap<ValueId, int64_t> changed_at_;
@@ -226,7 +226,7 @@ bool fuse_elementwise(EntryGraph& job, const PassOptions& options) {
   for (const JobLoss& loss : job.losses) kept.insert({loss.sum, loss.count});
   for (const auto& [parameter, gradient] : job.gradients) kept.insert(gradient);
   for (const auto& [gradient, squares] : job.squares) kept.insert({gradient, squares});
-  return Chains(job.graph, kept, options.kernels ? *options.kernels : cpu_kernels()).make();
+  return ElementwiseFusion(job.graph, kept, options.kernels ? *options.kernels : cpu_kernels()).make();
 }
 
 }  // namespace ort_train

@@ -228,25 +228,25 @@ MemoryModel make_memory_model(const Graph& graph, const std::vector<ValueId>& ke
   return ModelMaker(graph, keep, kernels).make(workspaces);
 }
 
-Peak simulate(const MemoryModel& model, const StepOrder& order, std::vector<Chain>* chains, std::vector<StepLoad>* loads) {
+Peak simulate(const MemoryModel& model, const StepOrder& order, std::vector<Buffer>* buffers, std::vector<StepLoad>* loads) {
   constexpr uint32_t kNowhere = kNone;
   std::vector<uint32_t> remaining(model.classes.size());
-  std::vector<uint32_t> chain_of(chains ? model.classes.size() : 0, kNowhere);
+  std::vector<uint32_t> buffer_of(buffers ? model.classes.size() : 0, kNowhere);
   std::vector<uint32_t> taken;  // classes that the present step writes over
   int64_t live = 0;
   const auto end = static_cast<int32_t>(order.size()) - 1;
   const auto open = [&](uint32_t c, int32_t at) {
     live += model.classes[c].bytes;
-    if (!chains) return;
-    chain_of[c] = static_cast<uint32_t>(chains->size());
+    if (!buffers) return;
+    buffer_of[c] = static_cast<uint32_t>(buffers->size());
     const MemoryClass& of = model.classes[c];
-    chains->push_back({.classes = {c}, .bytes = of.bytes, .first = at, .last = std::max(at, end), .fed = of.fed, .kept = of.kept});
+    buffers->push_back({.classes = {c}, .bytes = of.bytes, .first = at, .last = std::max(at, end), .fed = of.fed, .kept = of.kept});
   };
   const auto close = [&](uint32_t c, int32_t at) {
     live -= model.classes[c].bytes;
-    if (chains) (*chains)[chain_of[c]].last = at;
+    if (buffers) (*buffers)[buffer_of[c]].last = at;
   };
-  if (chains) chains->clear();
+  if (buffers) buffers->clear();
   if (loads) loads->clear();
   for (uint32_t c = 0; c < model.classes.size(); ++c) {
     remaining[c] = model.classes[c].readers;
@@ -266,12 +266,12 @@ Peak simulate(const MemoryModel& model, const StepOrder& order, std::vector<Chai
         continue;
       }
       taken.push_back(place->second);
-      if (chains) {
-        chain_of[c] = chain_of[place->second];
-        Chain& chain = (*chains)[chain_of[c]];
-        chain.classes.push_back(c);
-        chain.fed |= model.classes[c].fed;
-        chain.kept |= model.classes[c].kept;
+      if (buffers) {
+        buffer_of[c] = buffer_of[place->second];
+        Buffer& buffer = (*buffers)[buffer_of[c]];
+        buffer.classes.push_back(c);
+        buffer.fed |= model.classes[c].fed;
+        buffer.kept |= model.classes[c].kept;
       }
     }
     const int64_t now = live + step.workspace;

@@ -63,8 +63,8 @@ struct Peak {
   bool operator<(const Peak& other) const { return bytes != other.bytes ? bytes < other.bytes : times < other.times; }
 };
 
-// A piece of transient memory under a fixed order: a chain of classes, each written over the one before.
-struct Chain {
+// A piece of transient memory under a fixed order: a buffer of classes, each written over the one before.
+struct Buffer {
   std::vector<uint32_t> classes;
   int64_t bytes = 0;
   int32_t first = 0, last = 0;
@@ -76,8 +76,8 @@ struct StepLoad {
   int64_t before = 0, during = 0;
 };
 
-// Runs an order; fills `chains` (if given) with the storages it leads to, and `loads` by position.
-Peak simulate(const MemoryModel& model, const StepOrder& order, std::vector<Chain>* chains = nullptr,
+// Runs an order; fills `buffers` (if given) with the storages it leads to, and `loads` by position.
+Peak simulate(const MemoryModel& model, const StepOrder& order, std::vector<Buffer>* buffers = nullptr,
               std::vector<StepLoad>* loads = nullptr);
 
 }  // namespace ort_train

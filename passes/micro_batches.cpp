@@ -9,32 +9,21 @@
 namespace ort_train {
 namespace {
 
-// The value whose memory a view shows, or itself; by ValueId.
-std::vector<ValueId> bases(const Graph& graph) {
-  std::vector<ValueId> base(graph.value_count());
-  for (ValueId id = 0; id < base.size(); ++id) base[id] = id;
-  for (NodeId id : graph.order()) {
-    const Node& node = graph.node(id);
-    if (const ValueId source = viewed(node); source != kNone) base[node.outputs[0]] = base[source];
-  }
-  return base;
-}
-
 // Bytes that cross from each node of the order to the next without leaving their stage: what only the backward pass reads again crosses the
 // rest of the forward pass wherever it is cut.
 std::vector<int64_t> flow(const Graph& graph) {
   const std::vector<NodeId>& order = graph.order();
-  const std::vector<ValueId> base = bases(graph);
+  const std::vector<ValueId> owner = memory_owners(graph);
   std::vector<int32_t> made(graph.value_count(), -1), last(graph.value_count(), -1);
   for (size_t at = 0; at < order.size(); ++at) {
     const Node& node = graph.node(order[at]);
     for (ValueId input : node.inputs) {
-      if (input == kNone || made[base[input]] < 0) continue;
-      const Node& maker = graph.node(order[static_cast<size_t>(made[base[input]])]);
-      if (maker.stage == node.stage) last[base[input]] = static_cast<int32_t>(at);
+      if (input == kNone || made[owner[input]] < 0) continue;
+      const Node& maker = graph.node(order[static_cast<size_t>(made[owner[input]])]);
+      if (maker.stage == node.stage) last[owner[input]] = static_cast<int32_t>(at);
     }
     for (ValueId output : node.outputs) {
-      if (output != kNone && base[output] == output && node.op->writes.empty()) made[output] = static_cast<int32_t>(at);
+      if (output != kNone && owner[output] == output && node.op->writes.empty()) made[output] = static_cast<int32_t>(at);
     }
   }
   std::vector<int64_t> bytes(order.size() + 1, 0);

@@ -61,7 +61,7 @@ void optimize_forward(Graph& forward, const PassOptions& options) {
 
 namespace {
 
-void chain(EntryGraph& job, const PassOptions& options) {  // behind all that looks for nodes, or makes gradients
+void fuse(EntryGraph& job, const PassOptions& options) {  // behind all that looks for nodes, or makes gradients
   run_pass("fuse_elementwise", job.graph, options, [&] { return fuse_elementwise(job, options); });
 }
 
@@ -132,7 +132,7 @@ EntryGraph build_predict_graph(const Graph& forward, size_t outputs, const PassO
     return job.graph.remove_dead_nodes() || left;
   });
   divide(job, options);
-  chain(job, options);
+  fuse(job, options);
   return job;
 }
 
@@ -147,7 +147,7 @@ EntryGraph build_evaluate_graph(const Graph& forward, const LossSpec& loss, cons
     return job.graph.remove_dead_nodes() || true;
   });
   divide(job, options);
-  chain(job, options);
+  fuse(job, options);
   return job;
 }
 
@@ -312,7 +312,7 @@ EntryGraph build_train_graph(const Graph& forward, const LossSpec& loss, const O
   divide(job, uses, options);
   if (optimizer.accumulate) {
     run("accumulate", [&] { accumulate(job, uses, optimizer.deferred); });
-    chain(job, options);
+    fuse(job, options);
     return job;
   }
   run("update", [&] {  // last: clipping needs every gradient
@@ -331,7 +331,7 @@ EntryGraph build_train_graph(const Graph& forward, const LossSpec& loss, const O
     job.graph.outputs.push_back(job.grad_norm);
     job.graph.remove_dead_nodes();  // lookups whose gradients are added elsewhere
   });
-  chain(job, options);
+  fuse(job, options);
   return job;
 }
 

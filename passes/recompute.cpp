@@ -57,7 +57,7 @@ class Cloner {
  private:
   // Made by the forward pass (a view made by the backward pass reads what it views as anyone does), and not kept for the backward pass.
   bool is_gone(ValueId value) const {
-    if (value == kNone || value >= again_.size() || !saved_.is_forward(saved_.base(value)) || split_.there[saved_.base(value)])
+    if (value == kNone || value >= again_.size() || !saved_.is_forward(saved_.owner(value)) || split_.there[saved_.owner(value)])
       return false;
     return graph_.node(graph_.value(value).producer).stage == Stage::forward;
   }

@@ -13,9 +13,7 @@ constexpr size_t kCompared = 64;  // groups
 
 }  // namespace
 
-SavedTensors::SavedTensors(const Graph& graph) : graph_(graph) {
-  base_.resize(graph.value_count());
-  for (ValueId value = 0; value < base_.size(); ++value) base_[value] = value;
+SavedTensors::SavedTensors(const Graph& graph) : graph_(graph), owner_(memory_owners(graph)) {
   position_.assign(graph.node_count(), -1);
   seconds_.assign(graph.node_count(), 0);
   met_.assign(graph.node_count(), 0);
@@ -23,10 +21,7 @@ SavedTensors::SavedTensors(const Graph& graph) : graph_(graph) {
   for (size_t at = 0; at < order.size(); ++at) {
     const Node& node = graph.node(order[at]);
     position_[order[at]] = static_cast<int32_t>(at);
-    if (const ValueId source = viewed(node); source != kNone)
-      base_[node.outputs[0]] = base_[source];
-    else
-      seconds_[order[at]] = nominal_seconds(graph, node);
+    if (viewed(node) == kNone) seconds_[order[at]] = nominal_seconds(graph, node);
   }
   find_tensors();
   find_fixed_nodes();
@@ -37,7 +32,7 @@ SavedTensors::SavedTensors(const Graph& graph) : graph_(graph) {
 
 bool SavedTensors::is_forward(ValueId value) const {
   const NodeId producer = graph_.value(value).producer;
-  return base_[value] == value && producer != kNone && graph_.node(producer).stage == Stage::forward;
+  return owner_[value] == value && producer != kNone && graph_.node(producer).stage == Stage::forward;
 }
 
 void SavedTensors::find_tensors() {
@@ -47,11 +42,11 @@ void SavedTensors::find_tensors() {
   for (int32_t at = 0; at < static_cast<int32_t>(order.size()); ++at) {
     const Node& node = graph_.node(order[static_cast<size_t>(at)]);
     for (ValueId input : node.inputs) {
-      if (input == kNone || !is_forward(base_[input])) continue;
+      if (input == kNone || !is_forward(owner_[input])) continue;
       if (node.stage == Stage::forward)
-        last_forward_[base_[input]] = at;
-      else if (first_backward[base_[input]] < 0)
-        first_backward[base_[input]] = at;
+        last_forward_[owner_[input]] = at;
+      else if (first_backward[owner_[input]] < 0)
+        first_backward[owner_[input]] = at;
     }
   }
   for (NodeId id : order) {
@@ -77,11 +72,11 @@ void SavedTensors::find_fixed_nodes() {
     for (const Alias& write : node.op->writes) {
       fixed_[*at] = true;
       if (static_cast<size_t>(write.output) >= node.outputs.size()) continue;  // an optional piece of state
-      if (node.inputs[write.input] != kNone) changed[base_[node.inputs[write.input]]] = true;
+      if (node.inputs[write.input] != kNone) changed[owner_[node.inputs[write.input]]] = true;
     }
   }
   for (NodeId id : order) {
-    for (ValueId input : graph_.node(id).inputs) fixed_[id] = fixed_[id] || (input != kNone && changed[base_[input]]);
+    for (ValueId input : graph_.node(id).inputs) fixed_[id] = fixed_[id] || (input != kNone && changed[owner_[input]]);
   }
 }
 
@@ -118,7 +113,7 @@ bool SavedTensors::closure(ValueId value, const std::vector<bool>& there, std::v
     met_[id] = round_;
     nodes.push_back(id);
     for (ValueId input : graph_.node(id).inputs) {
-      if (input != kNone && is_forward(base_[input]) && !there[base_[input]]) open.push_back(graph_.value(input).producer);
+      if (input != kNone && is_forward(owner_[input]) && !there[owner_[input]]) open.push_back(graph_.value(input).producer);
     }
   }
   return true;

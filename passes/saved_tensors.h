@@ -48,8 +48,8 @@ class SavedTensors {
   // All but each `every`-th boundary.
   Split of_boundaries(size_t every) const;
 
-  // The value of which this one is a view, or itself.
-  ValueId base(ValueId value) const { return base_[value]; }
+  // The value whose memory this one shows: itself, unless it is a view.
+  ValueId owner(ValueId value) const { return owner_[value]; }
   bool is_forward(ValueId value) const;  // made by the forward pass, no view of something else
   // Adds the nodes that compute `value` again from what is there; false where that is not possible.
   bool closure(ValueId value, const std::vector<bool>& there, std::vector<NodeId>& nodes) const;
@@ -68,11 +68,11 @@ class SavedTensors {
   std::vector<bool> all_saved() const;
 
   const Graph& graph_;
-  std::vector<ValueId> base_;
+  const std::vector<ValueId> owner_;
   std::vector<int32_t> position_;      // by NodeId
   std::vector<double> seconds_;        // by NodeId, nominal
   std::vector<bool> fixed_;            // by NodeId: can't be run again
-  std::vector<int32_t> last_forward_;  // by ValueId (base): the last forward node that reads it; -1: none
+  std::vector<int32_t> last_forward_;  // by ValueId (owner): the last forward node that reads it; -1: none
   mutable std::vector<uint32_t> met_;  // by NodeId: in which round of closure() it was met
   mutable uint32_t round_ = 0;
   std::vector<SavedTensor> tensors_;

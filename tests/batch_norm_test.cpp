@@ -158,7 +158,7 @@ TEST_F(BatchNorm, EvaluationAndPredictionAreFrozen) {
   EXPECT_THAT(ops(graph), Contains("RunningStatistics"));
   const EntryGraph predict = build_predict_graph(graph, graph.outputs.size(), {}),
                    evaluate = build_evaluate_graph(graph, {.terms = {{.kind = "mse"}}}, {});
-  EXPECT_EQ(ops(predict.graph), (Names{"BatchNormalization", "Chain"}));  // `after` of what stays is the same
+  EXPECT_EQ(ops(predict.graph), (Names{"BatchNormalization", "FusedElementwise"}));  // `after` of what stays is the same
   EXPECT_EQ(ops(evaluate.graph), (Names{"BatchNormalization", "SquaredError"}));
   EXPECT_EQ(predict.graph.parameters().size(), 4u);
   Graph again = predict.graph;

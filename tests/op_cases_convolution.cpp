@@ -266,12 +266,12 @@ void batch_normalization_cases(std::vector<OpCase>& cases) {
       const OpInput factors = random({f.x[1], 1, 1});
       chained.set("own_inputs", int64_t{5});
       cases.push_back({.name = f.name,
-                       .op = "ChainedBatchNormalization",
+                       .op = "FusedBatchNormalization",
                        .attributes = chained,
                        .inputs = {random(f.x), random(channels), random(channels), random(channels), random(channels, 0.2, 2), factors}});
       chained.set("own_inputs", int64_t{3});
       cases.push_back({.name = f.name,
-                       .op = "ChainedLiveBatchNormalization",
+                       .op = "FusedLiveBatchNormalization",
                        .attributes = chained,
                        .inputs = {random(f.x, -1, 3), random(channels), random(channels), factors},
                        .outputs = 3});

@@ -262,8 +262,11 @@ void chain_cases(std::vector<OpCase>& cases) {
                          Attributes of_steps = {}, std::vector<std::vector<double>> expected = {}) {
     of_steps.set("ops", text(ops));
     of_steps.set("operands", std::move(operands));
-    cases.push_back(
-        {.name = name, .op = "Chain", .attributes = std::move(of_steps), .inputs = std::move(inputs), .expected = std::move(expected)});
+    cases.push_back({.name = name,
+                     .op = "FusedElementwise",
+                     .attributes = std::move(of_steps),
+                     .inputs = std::move(inputs),
+                     .expected = std::move(expected)});
   };
   chain("two", "Add Relu", {2, 0, 1, 1, -1}, {random({3, 700, 11}), random({3, 700, 11})});
   chain("numbers", "Sub HardSigmoid Mul", {2, 0, 1, 1, -1, 2, -2, 0}, {floats({3}, {1, 2, -6}), floats({1}, {1})},
@@ -279,7 +282,7 @@ void chain_cases(std::vector<OpCase>& cases) {
     return Attributes{{"ops", text("Add Cast")}, {"operands", std::vector<int64_t>{2, 0, 1, 1, -1}}, {"1.to", static_cast<int64_t>(type)}};
   };
   cases.push_back({.name = "broadcast_to_narrower",
-                   .op = "Chain",
+                   .op = "FusedElementwise",
                    .attributes = to(DType::float16),
                    .inputs = {random({2, 4096}), random({1, 4096})},
                    .tolerance = 1e-3,

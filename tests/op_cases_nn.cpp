@@ -331,16 +331,10 @@ void lstm_cases(std::vector<OpCase>& cases) {
     for (const bool mixes : {false, true}) {
       const OpInput c = mixes ? statistic(random(state)) : random(state);
       const std::string of = mixes ? fmt::format("{}, state in float32", name) : name;
-      cases.push_back({.name = of,
-                       .op = "LstmCell",
-                       .inputs = {random(gates, -2, 2), random(gates, -2, 2), c},
-                       .outputs = 3,
-                       .project = {0, 1}});
-      cases.push_back({.name = of,
-                       .op = "LstmCellGrad",
-                       .inputs = {random(state), c, random(gates, 0, 1), c, c},
-                       .outputs = 2,
-                       .gradient = false});
+      cases.push_back(
+          {.name = of, .op = "LstmCell", .inputs = {random(gates, -2, 2), random(gates, -2, 2), c}, .outputs = 3, .project = {0, 1}});
+      cases.push_back(
+          {.name = of, .op = "LstmCellGrad", .inputs = {random(state), c, random(gates, 0, 1), c, c}, .outputs = 2, .gradient = false});
     }
   }
 }

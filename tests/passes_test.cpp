@@ -341,8 +341,8 @@ TEST(FuseElementwise, WhatOneReadsOfAnotherIsMadeOnTheWay) {
     t = Tanh(a)
     y = Sub(p, t)
   })");
-  EXPECT_EQ(ops(graph), Ops{"Chain"});
-  EXPECT_EQ(only(graph, "Chain").attributes.get("ops", ""), "Add Relu Mul Tanh Sub");
+  EXPECT_EQ(ops(graph), Ops{"FusedElementwise"});
+  EXPECT_EQ(only(graph, "FusedElementwise").attributes.get("ops", ""), "Add Relu Mul Tanh Sub");
 }
 
 TEST(FuseElementwise, NumbersOfSixteenBitsAreRoundedBetweenOps) {
@@ -355,7 +355,7 @@ TEST(FuseElementwise, NumbersOfSixteenBitsAreRoundedBetweenOps) {
     y = Cast <to = %d> (t)
   })",
                            static_cast<int>(DType::bfloat16), static_cast<int>(DType::bfloat16), static_cast<int>(DType::float32)));
-  EXPECT_EQ(ops(graph), Ops{"Chain"});
+  EXPECT_EQ(ops(graph), Ops{"FusedElementwise"});
 }
 
 TEST(FuseElementwise, WhatOthersReadStays) {
@@ -375,7 +375,7 @@ TEST(FuseElementwise, NoMoreLargeTensorsAtOnceThanOneOpTakes) {
     u = Sub(t, c)
     y = Exp(u)
   })");
-  EXPECT_EQ(ops(graph), (Ops{"Chain", "Chain"}));
+  EXPECT_EQ(ops(graph), (Ops{"FusedElementwise", "FusedElementwise"}));
 }
 
 TEST(FuseElementwise, NothingLargeStandsBetween) {
@@ -386,8 +386,8 @@ TEST(FuseElementwise, NothingLargeStandsBetween) {
     t = Tanh(s)
     y = Mul(r, t)
   })");
-  EXPECT_EQ(ops(graph), (Ops{"Neg", "MatMul", "Chain"}));
-  EXPECT_EQ(only(graph, "Chain").attributes.get("ops", ""), "Relu Tanh Mul");
+  EXPECT_EQ(ops(graph), (Ops{"Neg", "MatMul", "FusedElementwise"}));
+  EXPECT_EQ(only(graph, "FusedElementwise").attributes.get("ops", ""), "Relu Tanh Mul");
 }
 
 TEST(FuseElementwise, WhatIsChangedMeanwhileIsReadBefore) {
@@ -410,10 +410,10 @@ TEST(FuseElementwise, ANormalisationTakesWhatFollows) {
     %s
   })";
   const Graph graph = chained(fmt::sprintf(model, "y = Relu(k)"));
-  EXPECT_EQ(ops(graph), (Ops{"Exp", "ChainedBatchNormalization"}));
-  EXPECT_EQ(only(graph, "ChainedBatchNormalization").inputs.size(), 6u);
+  EXPECT_EQ(ops(graph), (Ops{"Exp", "FusedBatchNormalization"}));
+  EXPECT_EQ(only(graph, "FusedBatchNormalization").inputs.size(), 6u);
   // With a residual it would need a third large tensor.
-  EXPECT_EQ(ops(chained(fmt::sprintf(model, "y = Add(k, r)"))), (Ops{"Exp", "BatchNormalization", "Chain"}));
+  EXPECT_EQ(ops(chained(fmt::sprintf(model, "y = Add(k, r)"))), (Ops{"Exp", "BatchNormalization", "FusedElementwise"}));
 }
 
 TEST(LeaveTraining, NothingIsDropped) {

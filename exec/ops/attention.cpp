@@ -52,7 +52,7 @@ template <typename T> void weigh_row(const Problem& p, T* scores, int64_t n, T& 
 template <typename T> struct Forward {
   Problem p;
   Element q, k, v, bias = Element::own, o, weights;
-  Places places;
+  WorkspaceLayout each;
   Scratch<T> scratch;
   int64_t sums_at = 0;
 
@@ -63,12 +63,12 @@ template <typename T> struct Forward {
         v(operand_element(spec, 2)),
         o(stored_element(spec.outputs[0])),
         weights(rounded_weights({q, k, v})),
-        scratch(p, q, q, weights, places) {
+        scratch(p, q, q, weights, each) {
     if (spec.has(3)) bias = stored_element(spec.inputs[3]);
-    if (is_half(o)) sums_at = places.take<T>(std::min(p.rows, kQueries) * p.width);
+    if (is_half(o)) sums_at = each.take<T>(std::min(p.rows, kQueries) * p.width);
   }
 
-  void run(const KernelArgs& args, int64_t item, int64_t row, std::byte* place) const {
+  void run(const KernelArgs& args, int64_t item, int64_t row, std::byte* workspace) const {
     const Operand<T> keys(args.in<std::byte>(1), 1, p.depth, k), values(args.in<std::byte>(2), p.width, 1, v);
     const Operand<T> queries(args.in<std::byte>(0), p.depth, 1, q);
     const Scores<T> head{
@@ -77,17 +77,17 @@ template <typename T> struct Forward {
         .bias = args.inputs.size() > 3 && args.inputs[3] ? args.in<std::byte>(3) + bias_offset(p, item) * bytes_each<T>(bias) : nullptr,
         .bias_element = bias};
     const Result<T> to = Result<T>(args.out<std::byte>(0), p.width, 1, o).from(item * p.rows + row, 0);
-    attend(head, values.from(p.key_item(item) * p.columns, 0), to, args.out<T>(1) + item * p.rows, row, place);
+    attend(head, values.from(p.key_item(item) * p.columns, 0), to, args.out<T>(1) + item * p.rows, row, workspace);
   }
 
  private:
-  void attend(const Scores<T>& head, const Operand<T>& values, const Result<T>& to, T* lse, int64_t row, std::byte* place) const {
+  void attend(const Scores<T>& head, const Operand<T>& values, const Result<T>& to, T* lse, int64_t row, std::byte* workspace) const {
     const int64_t rows = std::min(kQueries, p.rows - row), columns = p.columns_before(row + rows);
-    T *const largest = at<T>(place, scratch.largest_at), *const sum = at<T>(place, scratch.sum_at);
-    T *const scores = at<T>(place, scratch.scores_at), *const sums = is_half(o) ? at<T>(place, sums_at) : to.own();
+    T *const largest = at<T>(workspace, scratch.largest_at), *const sum = at<T>(workspace, scratch.sum_at);
+    T *const scores = at<T>(workspace, scratch.scores_at), *const sums = is_half(o) ? at<T>(workspace, sums_at) : to.own();
     for (int64_t column = 0; column < columns; column += kKeys) {
       const int64_t n = p.block_columns(column, row + rows);
-      block_scores(p, head, row, rows, column, n, scratch, place);
+      block_scores(p, head, row, rows, column, n, scratch, workspace);
       for (int64_t i = 0; i < rows; ++i)
         weigh_row(p, scores + i * p.stride, seen(p, row + i, column, n), largest[i], sum[i], sums + i * p.width, column == 0);
       multiply<T>({.rows = rows,
@@ -99,7 +99,7 @@ template <typename T> struct Forward {
                    .start = {column > 0 ? sums : nullptr, p.width},
                    .triangle = p.causal ? Triangle::a_lower : Triangle::none,
                    .diagonal = row - column},
-                  place);
+                  workspace);
     }
     for (int64_t i = 0; i < rows; ++i) {
       const bool hidden = p.safe && sum[i] == T(0);
@@ -120,15 +120,14 @@ KernelRun prepare(const KernelSpec& spec) {
       args.workers().parallel_for(tasks, [&](int64_t task, int worker) {
         const int64_t block = blocks - 1 - task / p.items(),
                       item = task % p.items();  // where causal, the last rows have most to do: they begin
-        forward.run(args, item, block * kQueries, args.workspace + worker * forward.places.all());
+        forward.run(args, item, block * kQueries, args.workspace + worker * forward.each.all());
       });
     };
   });
 }
 
 Workspace workspace(const KernelSpec& spec) {
-  return for_type(Wide{}, compute_type(spec.inputs[0].dtype),
-                  [&]<typename T>() { return Workspace{.each = Forward<T>(spec).places.all()}; });
+  return for_type(Wide{}, compute_type(spec.inputs[0].dtype), [&]<typename T>() { return Workspace{.each = Forward<T>(spec).each.all()}; });
 }
 
 // --- shapes, gradient -----------------------------------------------------------------------------------------------------------------

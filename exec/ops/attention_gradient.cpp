@@ -58,12 +58,12 @@ template <typename T> struct Backward {
   Element weights;              // and the gradients of scores
   Element stored_dy, stored_o;  // as they are, for dy . o
   Order order;
-  Places places;
+  WorkspaceLayout each;
   Scratch<T> scratch;
   int64_t gradients_at = 0, dy_row_at = 0, o_row_at = 0, dk_at = 0, dv_at = 0;
   // Shared by all threads: for each block of rows of each head, how many blocks of keys have been added to its dq; dq's sums of the heads
   // that go side by side, unless there is one block of keys: then they are a thread's.
-  Places shared;
+  WorkspaceLayout shared;
   int64_t added_at = 0, dq_at = 0;
 
   explicit Backward(const KernelSpec& spec)
@@ -79,24 +79,24 @@ template <typename T> struct Backward {
         stored_dy(stored_element(spec.inputs[0])),
         stored_o(stored_element(spec.inputs[4])),
         order(p),
-        scratch(p, q, dy, weights, places) {
+        scratch(p, q, dy, weights, each) {
     if (spec.has(6)) bias = stored_element(spec.inputs[6]);
     const int64_t rows = std::min(p.rows, kQueries), keys = std::min(p.columns, kKeys);
-    gradients_at = places.take<T>(rows * p.stride);
-    dy_row_at = places.take<T>(p.width);
-    o_row_at = places.take<T>(p.width);
-    if (is_half(dk)) dk_at = places.take<T>(keys * p.depth);
-    if (is_half(dv)) dv_at = places.take<T>(keys * p.width);
+    gradients_at = each.take<T>(rows * p.stride);
+    dy_row_at = each.take<T>(p.width);
+    o_row_at = each.take<T>(p.width);
+    if (is_half(dk)) dk_at = each.take<T>(keys * p.depth);
+    if (is_half(dv)) dv_at = each.take<T>(keys * p.width);
     added_at = shared.take<int32_t>(p.items() * p.query_blocks());
-    if (is_half(dq)) dq_at = order.blocks == 1 ? places.take<T>(rows * p.depth) : shared.take<T>(side_by_side() * p.rows * p.depth);
+    if (is_half(dq)) dq_at = order.blocks == 1 ? each.take<T>(rows * p.depth) : shared.take<T>(side_by_side() * p.rows * p.depth);
   }
 
-  Workspace workspace() const { return {.shared = shared.all(), .each = places.all()}; }
+  Workspace workspace() const { return {.shared = shared.all(), .each = each.all()}; }
 
   void run(const KernelArgs& args) const {
     std::fill_n(added(args, 0, 0), p.items() * p.query_blocks(), 0);
     args.workers().parallel_for(order.heads * order.blocks, [&](int64_t task, int worker) {
-      run_keys(args, order.at(task), args.workspace + shared.all() + worker * places.all());
+      run_keys(args, order.at(task), args.workspace + shared.all() + worker * each.all());
     });
   }
 
@@ -116,9 +116,9 @@ template <typename T> struct Backward {
 
   int64_t side_by_side() const { return order.together * p.group; }
   // Of a block of rows.
-  T* dq_sums(const KernelArgs& args, const Head& h, int64_t row, std::byte* place) const {
+  T* dq_sums(const KernelArgs& args, const Head& h, int64_t row, std::byte* workspace) const {
     if (!is_half(dq)) return h.dq.from(row, 0).own();
-    if (order.blocks == 1) return at<T>(place, dq_at);
+    if (order.blocks == 1) return at<T>(workspace, dq_at);
     return at<T>(args.workspace, dq_at) + (h.item % side_by_side() * p.rows + row) * p.depth;
   }
   int32_t* added(const KernelArgs& args, int64_t item, int64_t row) const {
@@ -134,7 +134,7 @@ template <typename T> struct Backward {
   }
 
   // One block of keys.
-  void run_keys(const KernelArgs& args, const Order::Task& task, std::byte* place) const {
+  void run_keys(const KernelArgs& args, const Order::Task& task, std::byte* workspace) const {
     const int64_t column = task.block * kKeys, n = std::min(kKeys, p.columns - column);
     const auto output = [&](size_t i, int64_t width, Element element) {
       return Result<T>(args.out<std::byte>(i), width, 1, element).from(task.head * p.columns + column, 0);
@@ -142,13 +142,14 @@ template <typename T> struct Backward {
     const Result<T> dk_to = output(1, p.depth, dk), dv_to = output(2, p.width, dv);
     const Keys keys{.block = task.block,
                     .column = column,
-                    .dk = is_half(dk) ? at<T>(place, dk_at) : dk_to.own(),
-                    .dv = is_half(dv) ? at<T>(place, dv_at) : dv_to.own()};
+                    .dk = is_half(dk) ? at<T>(workspace, dk_at) : dk_to.own(),
+                    .dv = is_half(dv) ? at<T>(workspace, dv_at) : dv_to.own()};
     std::fill_n(keys.dk, n * p.depth, T(0));
     std::fill_n(keys.dv, n * p.width, T(0));
     for (int64_t item = task.head * p.group; item < (task.head + 1) * p.group; ++item) {
       const Head head = head_of(args, item);
-      for (int64_t row = p.causal ? column / kQueries * kQueries : 0; row < p.rows; row += kQueries) run_rows(args, head, keys, row, place);
+      for (int64_t row = p.causal ? column / kQueries * kQueries : 0; row < p.rows; row += kQueries)
+        run_rows(args, head, keys, row, workspace);
     }
     if (is_half(dk)) store_elements(keys.dk, n * p.depth, dk_to);
     if (is_half(dv)) store_elements(keys.dv, n * p.width, dv_to);
@@ -172,18 +173,18 @@ template <typename T> struct Backward {
   }
 
   // One block of rows of one head, with one block of keys.
-  void run_rows(const KernelArgs& args, const Head& h, const Keys& keys, int64_t row, std::byte* place) const {
+  void run_rows(const KernelArgs& args, const Head& h, const Keys& keys, int64_t row, std::byte* workspace) const {
     const int64_t rows = std::min(kQueries, p.rows - row), column = keys.column;
     const int64_t n = p.block_columns(column, row + rows), diagonal = row - column;
-    T *const scores = at<T>(place, scratch.scores_at), *const gradients = at<T>(place, gradients_at);
-    T* const delta = at<T>(place, scratch.sum_at);
+    T *const scores = at<T>(workspace, scratch.scores_at), *const gradients = at<T>(workspace, gradients_at);
+    T* const delta = at<T>(workspace, scratch.sum_at);
     for (int64_t i = 0; i < rows; ++i) {
-      const T* const of_dy = vector_of<T>(h.stored_dy.from(row + i, 0).data, stored_dy, 0, p.width, place + dy_row_at);
-      const T* const of_o = vector_of<T>(h.stored_o.from(row + i, 0).data, stored_o, 0, p.width, place + o_row_at);
+      const T* const of_dy = vector_of<T>(h.stored_dy.from(row + i, 0).data, stored_dy, 0, p.width, workspace + dy_row_at);
+      const T* const of_o = vector_of<T>(h.stored_o.from(row + i, 0).data, stored_o, 0, p.width, workspace + o_row_at);
       delta[i] = sum_row<T>(p.width, [&](T lane, int64_t e) { return math::fma(of_dy[e], of_o[e], lane); });
     }
     const Operand<T> k_columns(h.k.data, 1, p.depth, k), v_columns(h.v.data, 1, p.width, v);
-    block_scores<T>(p, {.q = h.q, .k = k_columns, .bias = h.bias, .bias_element = bias}, row, rows, column, n, scratch, place);
+    block_scores<T>(p, {.q = h.q, .k = k_columns, .bias = h.bias, .bias_element = bias}, row, rows, column, n, scratch, workspace);
     multiply<T>({.rows = rows,  // dp = dy v^T
                  .columns = n,
                  .depth = p.width,
@@ -192,7 +193,7 @@ template <typename T> struct Backward {
                  .c = {gradients, p.stride},
                  .triangle = p.causal ? Triangle::result : Triangle::none,
                  .diagonal = diagonal},
-                place);
+                workspace);
     for (int64_t i = 0; i < rows; ++i)
       differentiate_row(p, scores + i * p.stride, gradients + i * p.stride, seen(p, row + i, column, n), h.lse[row + i], delta[i]);
     const auto down = [&](const T* of_scores, const Operand<T>& b, T* c, int64_t width) {  // c += of_scores^T b
@@ -205,14 +206,15 @@ template <typename T> struct Backward {
                    .start = {c, width},
                    .triangle = p.causal ? Triangle::a_upper : Triangle::none,
                    .diagonal = -diagonal},
-                  place);
+                  workspace);
     };
     down(scores, h.dy.from(row, 0), keys.dv, p.width);
     down(gradients, h.q.from(row, 0), keys.dk, p.depth);
-    add_to_queries(args, h, keys, row, gradients, place);
+    add_to_queries(args, h, keys, row, gradients, workspace);
   }
 
-  void add_to_queries(const KernelArgs& args, const Head& h, const Keys& keys, int64_t row, const T* gradients, std::byte* place) const {
+  void add_to_queries(const KernelArgs& args, const Head& h, const Keys& keys, int64_t row, const T* gradients,
+                      std::byte* workspace) const {
     const int64_t rows = std::min(kQueries, p.rows - row), seen_by_rows = p.columns_before(row + rows);
     const int64_t blocks = (seen_by_rows + kKeys - 1) / kKeys;
     int32_t* const count = added(args, h.item, row);
@@ -220,7 +222,7 @@ template <typename T> struct Backward {
       wait(count, keys.block);
     else if (is_half(dq) && order.blocks > 1 && h.item >= side_by_side())  // whose sums were there before
       wait(added(args, h.item - side_by_side(), row), blocks);
-    T* const sums = dq_sums(args, h, row, place);
+    T* const sums = dq_sums(args, h, row, workspace);
     multiply<T>({.rows = rows,  // dq += ds k
                  .columns = p.depth,
                  .depth = p.block_columns(keys.column, row + rows),
@@ -230,7 +232,7 @@ template <typename T> struct Backward {
                  .start = {keys.block > 0 ? sums : nullptr, p.depth},
                  .triangle = p.causal ? Triangle::a_lower : Triangle::none,
                  .diagonal = row - keys.column},
-                place);
+                workspace);
     if (is_half(dq) && keys.block + 1 == blocks) store_elements(sums, rows * p.depth, h.dq.from(row, 0));
     std::atomic_ref(*count).store(static_cast<int32_t>(keys.block + 1), std::memory_order_release);
   }

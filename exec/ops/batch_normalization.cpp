@@ -23,7 +23,7 @@
 #include <array>
 #include <utility>
 
-#include "exec/chain.h"
+#include "exec/fused_elementwise.h"
 #include "exec/gemm_micro.h"
 #include "exec/lane_rows.h"
 #include "exec/normalization.h"
@@ -119,13 +119,13 @@ template <typename T> void fetch_to_write(const T* y, int64_t n) {
 
 // What becomes of y, and where each thread has room for that.
 struct Behind {
-  const ChainOfNode& chain;
+  const FusedTail& tail;
   const KernelArgs& args;
-  std::byte* places;
+  std::byte* workspaces;
 
   // Of elements [begin, end) of y.
   template <typename T> void run(T* y, int64_t begin, int64_t end, int worker) const {
-    if (chain) chain.run(begin, end, y, args, y, places + worker * chain.bytes());
+    if (tail) tail.run(begin, end, y, args, y, workspaces + worker * tail.bytes());
   }
 };
 
@@ -197,19 +197,19 @@ template <int K> int64_t workspace_of(const KernelSpec& spec, bool summed) {
 }
 
 template <int K, bool summed> Workspace workspace(const KernelSpec& spec) {
-  return {.shared = workspace_of<K>(spec, summed), .each = ChainOfNode(spec, spec.outputs[0]).bytes()};
+  return {.shared = workspace_of<K>(spec, summed), .each = FusedTail(spec, spec.outputs[0]).bytes()};
 }
 
 KernelRun frozen(const KernelSpec& spec) {
   return for_type(Floats{}, spec.inputs[0].dtype, [&]<typename T>() -> KernelRun {
     using C = Compute<T>;
     const Layout l = layout_of(spec.inputs[0].shape);
-    return [l, numbers = ChannelNumbers<C>(spec, l.channels), chain = ChainOfNode(spec, spec.inputs[0]),
-            epsilon = C(spec.attributes.get("epsilon", kUsualEpsilon)), places = workspace_of<1>(spec, false)](const KernelArgs& args) {
+    return [l, numbers = ChannelNumbers<C>(spec, l.channels), tail = FusedTail(spec, spec.inputs[0]),
+            epsilon = C(spec.attributes.get("epsilon", kUsualEpsilon)), own = workspace_of<1>(spec, false)](const KernelArgs& args) {
       std::byte* at = args.workspace;
       const C *const scale = numbers.get(args, 1, at), *const bias = numbers.get(args, 2, at), *const mean = numbers.get(args, 3, at),
                      *const variance = numbers.get(args, 4, at);
-      normalize(l, args.in<T>(0), scale, bias, mean, variance, epsilon, args.out<T>(0), Behind{chain, args, args.workspace + places});
+      normalize(l, args.in<T>(0), scale, bias, mean, variance, epsilon, args.out<T>(0), Behind{tail, args, args.workspace + own});
     };
   });
 }
@@ -218,9 +218,9 @@ KernelRun live(const KernelSpec& spec) {
   return for_type(Floats{}, spec.inputs[0].dtype, [&]<typename T>() -> KernelRun {
     using C = Compute<T>;
     const Layout l = layout_of(spec.inputs[0].shape);
-    return [l, numbers = ChannelNumbers<C>(spec, l.channels), chain = ChainOfNode(spec, spec.inputs[0]),
-            epsilon = C(spec.attributes.get("epsilon", kUsualEpsilon)), places = workspace_of<1>(spec, true)](const KernelArgs& args) {
-      const Behind behind{chain, args, args.workspace + places};
+    return [l, numbers = ChannelNumbers<C>(spec, l.channels), tail = FusedTail(spec, spec.inputs[0]),
+            epsilon = C(spec.attributes.get("epsilon", kUsualEpsilon)), own = workspace_of<1>(spec, true)](const KernelArgs& args) {
+      const Behind behind{tail, args, args.workspace + own};
       const T* const x = args.in<T>(0);
       C *const mean = args.out<C>(1), *const variance = args.out<C>(2);
       auto* const sums = reinterpret_cast<double*>(args.workspace);
@@ -477,7 +477,7 @@ constexpr OpDef kBatchNormalization{
     .traits = {.statistics = Statistics::running,
                .precision = {.keeps_float32 = 0b11110},
                .along = along_batch,
-               .chained = "ChainedBatchNormalization"},
+               .fused = "FusedBatchNormalization"},
     .standard = 15,
 };
 constexpr Kernel kBatchNormalizationKernel{
@@ -492,7 +492,7 @@ constexpr OpDef kLiveBatchNormalization{
     .name = "LiveBatchNormalization",
     .infer = infer_live,
     .gradient = live_gradient,
-    .traits = {.statistics = Statistics::batch, .precision = {.keeps_float32 = 0b110}, .chained = "ChainedLiveBatchNormalization"},
+    .traits = {.statistics = Statistics::batch, .precision = {.keeps_float32 = 0b110}, .fused = "FusedLiveBatchNormalization"},
 };
 constexpr Kernel kLiveBatchNormalizationKernel{
     .types = kFloating,
@@ -516,14 +516,13 @@ constexpr Kernel kBatchNormalizationGradKernel{
     .prepare = backward,
 };
 
-// With a chain of elementwise ops behind y (OpTraits::chained), made where y lies.
+// With elementwise ops behind y (OpTraits::fused), made where y lies.
 
-constexpr OpDef kChainedBatchNormalization{.name = "ChainedBatchNormalization", .infer = infer_frozen, .no_gradient = kNoGradientOfChains};
-constexpr Kernel kChainedBatchNormalizationKernel = kBatchNormalizationKernel;
+constexpr OpDef kFusedBatchNormalization{.name = "FusedBatchNormalization", .infer = infer_frozen, .no_gradient = kNoGradientOfFused};
+constexpr Kernel kFusedBatchNormalizationKernel = kBatchNormalizationKernel;
 
-constexpr OpDef kChainedLiveBatchNormalization{
-    .name = "ChainedLiveBatchNormalization", .infer = infer_live, .no_gradient = kNoGradientOfChains};
-constexpr Kernel kChainedLiveBatchNormalizationKernel = kLiveBatchNormalizationKernel;
+constexpr OpDef kFusedLiveBatchNormalization{.name = "FusedLiveBatchNormalization", .infer = infer_live, .no_gradient = kNoGradientOfFused};
+constexpr Kernel kFusedLiveBatchNormalizationKernel = kLiveBatchNormalizationKernel;
 
 constexpr OpDef kRunningStatistics{
     .name = "RunningStatistics",

@@ -6,7 +6,7 @@
 
 #include "exec/kernel.h"
 #include "exec/math.h"
-#include "exec/places.h"
+#include "exec/workspace.h"
 
 ORT_TRAIN_OPS_BEGIN
 namespace batch_normalization {

@@ -55,32 +55,32 @@ template <typename T> struct Forward {
     if (spec.has(2)) bias = element_of(spec.inputs[2].dtype);
     keeps_sums = tiles.samples > 1 || (is_half(y) && (spec.has(2) || tiles.channels < l.in_channels));
     const int64_t wide = tiles.samples * tiles.columns, depth = tiles.channels * l.windows.taps();
-    Places places;
+    WorkspaceLayout layout;
     Product<T> largest{.rows = tiles.rows, .columns = wide, .depth = depth};
     largest.a.element = w;
     largest.b.element = x;
     largest.c.element = tiles.samples > 1 ? Element::own : y;
-    places.take(product_workspace(largest));
-    columns_at = places.take(tiles.gathers(l) ? depth * wide * bytes_each<T>(x) : 0);
-    sums_at = places.take(keeps_sums ? tiles.rows * wide * int64_t{sizeof(T)} : 0);
-    bytes = places.all();
+    layout.take(product_workspace(largest));
+    columns_at = layout.take(tiles.gathers(l) ? depth * wide * bytes_each<T>(x) : 0);
+    sums_at = layout.take(keeps_sums ? tiles.rows * wide * int64_t{sizeof(T)} : 0);
+    bytes = layout.all();
   }
 
   int64_t tasks() const { return tiles.groups_of_samples * l.groups * tiles.across * tiles.down; }
-  void run(const KernelArgs& args, int64_t task, std::byte* place) const {
+  void run(const KernelArgs& args, int64_t task, std::byte* workspace) const {
     const int64_t down = task % tiles.down, across = task / tiles.down % tiles.across, item = task / tiles.down / tiles.across;
-    run_tile(args, item / l.groups * tiles.samples, item % l.groups, down * tiles.rows, across * tiles.columns, place);
+    run_tile(args, item / l.groups * tiles.samples, item % l.groups, down * tiles.rows, across * tiles.columns, workspace);
   }
 
  private:
   // y of some channels and some windows, of one sample or of several.
-  void run_tile(const KernelArgs& args, int64_t n, int64_t g, int64_t row, int64_t column, std::byte* place) const {
+  void run_tile(const KernelArgs& args, int64_t n, int64_t g, int64_t row, int64_t column, std::byte* workspace) const {
     const int64_t all = l.windows.out_size(), taps = l.windows.taps(), samples = std::min(tiles.samples, l.batch - n);
     const int64_t rows = std::min(tiles.rows, l.out_channels - row), columns = std::min(tiles.columns, all - column),
                   wide = samples * columns;
     const Result<T> to(args.out<std::byte>(0) + (l.y_at(n, g, row) + column) * bytes_each<T>(y), all, 1, y);
     const Operand<T> from(args.in<std::byte>(0), all, 1, x), weight(args.in<std::byte>(1), l.depth(), 1, w);
-    const Matrix<T> sums = keeps_sums ? Matrix<T>{reinterpret_cast<T*>(place + sums_at), wide} : Matrix<T>{to.own(), all};
+    const Matrix<T> sums = keeps_sums ? Matrix<T>{reinterpret_cast<T*>(workspace + sums_at), wide} : Matrix<T>{to.own(), all};
     const bool has_bias = args.inputs.size() > 2 && args.inputs[2];
     for (int64_t r = 0; has_bias && r < rows; ++r)
       std::fill_n(sums.data + r * sums.row, wide, number_of<T>(args.in<std::byte>(2), bias, l.first + g * l.out_channels + row + r));
@@ -89,14 +89,14 @@ template <typename T> struct Forward {
       const bool is_last = channel + channels == l.in_channels;
       Product<T> product{.rows = rows, .columns = wide, .depth = channels * taps};
       product.a = weight.from(g * l.out_channels + row, channel * taps);
-      product.b = {place + columns_at, wide, 1, x};
+      product.b = {workspace + columns_at, wide, 1, x};
       if (!tiles.gathers(l)) product.b = from.from(0, l.x_at(n, g, 0) + column);
       for (int64_t i = 0; tiles.gathers(l) && i < samples; ++i)
         gather_elements<T>(l.windows, x, from.from(0, l.x_at(n + i, g, channel)).data, channels, column, columns,
-                           place + columns_at + i * columns * from.size(), wide);
+                           workspace + columns_at + i * columns * from.size(), wide);
       product.c = is_last && samples == 1 ? to : Result<T>(sums);
       if (has_bias || channel > 0) product.start = {sums.data, sums.row};
-      multiply(product, place);
+      multiply(product, workspace);
     }
     for (int64_t i = 0; samples > 1 && i < samples; ++i)
       store_rows(sums.data + i * columns, wide, to.from(0, i * l.result()), rows, columns);

@@ -58,41 +58,42 @@ template <typename T> struct InputGradient {
         block(depth_block(l.total / l.groups)),
         products_are_dx(tiles.products_are_dx(l)) {
     const int64_t wide = tiles.samples * tiles.columns, rows = tiles.channels * l.windows.taps();
-    Places places;
+    WorkspaceLayout layout;
     Product<T> largest{.rows = rows, .columns = wide, .depth = l.out_channels, .block = block};
     largest.a = {nullptr, 1, l.depth(), w};
     largest.b.element = dy;
     largest.c.element = products_are_dx ? dx : Element::own;
-    places.take(product_workspace(largest));
-    dy_at = places.take(tiles.samples > 1 ? l.out_channels * wide * bytes_each<T>(dy) : 0);
-    products_at = places.take(products_are_dx ? 0 : rows * wide * int64_t{sizeof(T)});
-    plane_at = places.take(is_half(dx) && !products_are_dx ? l.windows.in_size() * int64_t{sizeof(T)} : 0);
-    bytes = places.all();
+    layout.take(product_workspace(largest));
+    dy_at = layout.take(tiles.samples > 1 ? l.out_channels * wide * bytes_each<T>(dy) : 0);
+    products_at = layout.take(products_are_dx ? 0 : rows * wide * int64_t{sizeof(T)});
+    plane_at = layout.take(is_half(dx) && !products_are_dx ? l.windows.in_size() * int64_t{sizeof(T)} : 0);
+    bytes = layout.all();
   }
 
   int64_t tasks() const { return tiles.groups_of_samples * l.groups * tiles.across * tiles.down; }
-  void run(const KernelArgs& args, int64_t task, std::byte* place) const {
+  void run(const KernelArgs& args, int64_t task, std::byte* workspace) const {
     const int64_t down = task % tiles.down, across = task / tiles.down % tiles.across, item = task / tiles.down / tiles.across;
-    run_tile(args, item / l.groups * tiles.samples, item % l.groups, down * tiles.channels, across * tiles.columns, place);
+    run_tile(args, item / l.groups * tiles.samples, item % l.groups, down * tiles.channels, across * tiles.columns, workspace);
   }
 
  private:
   // dx of some channels, of what some windows of one sample or all windows of several give it.
-  void run_tile(const KernelArgs& args, int64_t n, int64_t g, int64_t channel, int64_t column, std::byte* place) const {
+  void run_tile(const KernelArgs& args, int64_t n, int64_t g, int64_t channel, int64_t column, std::byte* workspace) const {
     const int64_t all = l.windows.out_size(), samples = std::min(tiles.samples, l.batch - n);
     const int64_t channels = std::min(tiles.channels, l.in_channels - channel), columns = std::min(tiles.columns, all - column),
                   wide = samples * columns;
     const Operand<T> from(args.in<std::byte>(0), all, 1, dy), weight(args.in<std::byte>(1), 1, l.depth(), w);
     const int64_t to = (l.is_last() ? l.x_at(n, g, channel) : l.products_at(n, g, channel)) + column;
     const Result<T> out(args.out<std::byte>(0) + to * bytes_each<T>(dx), all, 1, dx);
-    T* const made = reinterpret_cast<T*>(place + products_at);
+    T* const made = reinterpret_cast<T*>(workspace + products_at);
     Product<T> product{.rows = channels * l.windows.taps(), .columns = wide, .depth = l.out_channels, .block = block};
     product.a = weight.from(channel * l.windows.taps(), g * l.out_channels);
     product.b = from.from(0, l.y_at(n, g, 0) + column);
     if (samples > 1) {
       for (int64_t i = 0; i < samples; ++i)
-        copy_elements<T>(dy, from.from(0, l.y_at(n + i, g, 0)).data, all, place + dy_at + i * all * from.size(), wide, l.out_channels, all);
-      product.b = {place + dy_at, wide, 1, dy};
+        copy_elements<T>(dy, from.from(0, l.y_at(n + i, g, 0)).data, all, workspace + dy_at + i * all * from.size(), wide, l.out_channels,
+                         all);
+      product.b = {workspace + dy_at, wide, 1, dy};
     }
     product.c = products_are_dx ? out : Result<T>(made, wide);
     if (const T* const before = args.inputs.size() > 2 ? args.in<T>(2) : nullptr) {
@@ -103,7 +104,7 @@ template <typename T> struct InputGradient {
         product.start = {made, wide};
       }
     }
-    multiply(product, place);
+    multiply(product, workspace);
     if (products_are_dx) return;
     for (int64_t i = 0; i < samples; ++i) {
       if (!l.is_last())
@@ -111,7 +112,7 @@ template <typename T> struct InputGradient {
       else if (!is_half(dx))
         spread_columns(l.windows, made + i * all, wide, channels, out.own() + i * l.image());
       else
-        spread_rounding(made + i * all, wide, channels, out.from(0, i * l.image()), reinterpret_cast<T*>(place + plane_at));
+        spread_rounding(made + i * all, wide, channels, out.from(0, i * l.image()), reinterpret_cast<T*>(workspace + plane_at));
     }
   }
 

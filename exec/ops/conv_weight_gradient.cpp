@@ -47,22 +47,22 @@ template <typename T> struct WeightGradient {
       return;
     }
     const int64_t wide = tiles.samples * tiles.columns, columns = tiles.channels * l.windows.taps();
-    Places places;
+    WorkspaceLayout layout;
     Product<T> largest{.rows = tiles.rows, .columns = columns, .depth = wide};
     largest.a.element = dy;
     largest.b.element = x;
     largest.c.element = tiles.pieces > 1 ? Element::own : dw;
-    places.take(product_workspace(largest));
-    columns_at = places.take(tiles.gathers(l) ? columns * wide * bytes_each<T>(x) : 0);
-    dy_at = places.take(tiles.samples > 1 ? tiles.rows * wide * bytes_each<T>(dy) : 0);
-    sums_at = places.take(tiles.pieces == 1 && is_half(dw) ? tiles.rows * columns * int64_t{sizeof(T)} : 0);
-    each = places.all();
+    layout.take(product_workspace(largest));
+    columns_at = layout.take(tiles.gathers(l) ? columns * wide * bytes_each<T>(x) : 0);
+    dy_at = layout.take(tiles.samples > 1 ? tiles.rows * wide * bytes_each<T>(dy) : 0);
+    sums_at = layout.take(tiles.pieces == 1 && is_half(dw) ? tiles.rows * columns * int64_t{sizeof(T)} : 0);
+    each = layout.all();
   }
 
   int64_t tasks() const { return tiles.pieces * l.groups * tiles.across * tiles.down; }
-  void run(const KernelArgs& args, int64_t task, std::byte* place) const {
+  void run(const KernelArgs& args, int64_t task, std::byte* workspace) const {
     const int64_t down = task % tiles.down, across = task / tiles.down % tiles.across, item = task / tiles.down / tiles.across;
-    run_tile(args, item / l.groups, item % l.groups, down * tiles.rows, across * tiles.channels, place);
+    run_tile(args, item / l.groups, item % l.groups, down * tiles.rows, across * tiles.channels, workspace);
   }
   // Elements [begin, end) of dw from those of the pieces.
   void join(const KernelArgs& args, int64_t begin, int64_t end) const {
@@ -81,7 +81,7 @@ template <typename T> struct WeightGradient {
 
  private:
   // The products of one piece's samples, for some channels of y and some of x.
-  void run_tile(const KernelArgs& args, int64_t piece, int64_t g, int64_t row, int64_t channel, std::byte* place) const {
+  void run_tile(const KernelArgs& args, int64_t piece, int64_t g, int64_t row, int64_t channel, std::byte* workspace) const {
     const int64_t rows = std::min(tiles.rows, l.out_channels - row), channels = std::min(tiles.channels, l.in_channels - channel);
     const int64_t all = l.windows.out_size(), columns = channels * l.windows.taps();
     const int64_t at = (g * l.out_channels + row) * l.depth() + channel * l.windows.taps();
@@ -89,7 +89,7 @@ template <typename T> struct WeightGradient {
     Result<T> to(args.out<std::byte>(0) + at * bytes_each<T>(dw), l.depth(), 1, dw);
     if (tiles.pieces > 1) to = {reinterpret_cast<T*>(args.workspace) + piece * l.weights() + at, l.depth()};
     Matrix<T> sums{to.own(), to.row};
-    if (is_half(to.element)) sums = {reinterpret_cast<T*>(place + sums_at), columns};
+    if (is_half(to.element)) sums = {reinterpret_cast<T*>(workspace + sums_at), columns};
     const int64_t begin = piece * tiles.piece_samples, end = std::min(l.batch, begin + tiles.piece_samples);
     for (int64_t n = begin; n < end; n += tiles.samples) {
       const int64_t samples = std::min(tiles.samples, end - n);
@@ -100,20 +100,20 @@ template <typename T> struct WeightGradient {
         product.b = from_x.from(l.x_at(n, g, channel) + column, 0);
         if (samples > 1) {
           for (int64_t i = 0; i < samples; ++i)
-            copy_elements<T>(dy, from_dy.from(0, l.y_at(n + i, g, row) + column).data, all, place + dy_at + i * count * from_dy.size(),
+            copy_elements<T>(dy, from_dy.from(0, l.y_at(n + i, g, row) + column).data, all, workspace + dy_at + i * count * from_dy.size(),
                              wide, rows, count);
-          product.a = {place + dy_at, wide, 1, dy};
+          product.a = {workspace + dy_at, wide, 1, dy};
         }
         if (tiles.gathers(l)) {
           for (int64_t i = 0; i < samples; ++i)
             gather_elements<T>(l.windows, x, from_x.from(l.x_at(n + i, g, channel), 0).data, channels, column, count,
-                               place + columns_at + i * count * from_x.size(), wide);
-          product.b = {place + columns_at, 1, wide, x};
+                               workspace + columns_at + i * count * from_x.size(), wide);
+          product.b = {workspace + columns_at, 1, wide, x};
         }
         const bool is_first = n == begin && column == 0, is_last = n + samples == end && column + count == all;
         product.c = is_last ? to : Result<T>(sums);
         if (!is_first) product.start = {sums.data, sums.row};
-        multiply(product, place);
+        multiply(product, workspace);
       }
     }
   }
@@ -124,19 +124,19 @@ template <typename T> KernelRun weight_gradient(const KernelSpec& spec) {
   if (gradient.l.batch == 0)
     return [bytes = spec.outputs[0].bytes()](const KernelArgs& args) { std::memset(args.outputs[0], 0, static_cast<size_t>(bytes)); };
   return [gradient](const KernelArgs& args) {
-    std::byte* const place = args.workspace + gradient.pieces_bytes;
+    std::byte* const workspace = args.workspace + gradient.pieces_bytes;
     if (gradient.algorithm) {
       std::byte* const to = gradient.tiles.pieces > 1 ? args.workspace : args.out<std::byte>(0);
       std::visit(
           [&](const auto& a) {
             args.workers().parallel_for(a.tasks(), [&](int64_t task, int worker) {
-              a.run(args.in<std::byte>(0), args.in<std::byte>(1), to, task, place + worker * gradient.each);
+              a.run(args.in<std::byte>(0), args.in<std::byte>(1), to, task, workspace + worker * gradient.each);
             });
           },
           *gradient.algorithm);
     } else {
       args.workers().parallel_for(gradient.tasks(),
-                                  [&](int64_t task, int worker) { gradient.run(args, task, place + worker * gradient.each); });
+                                  [&](int64_t task, int worker) { gradient.run(args, task, workspace + worker * gradient.each); });
     }
     if (gradient.tiles.pieces == 1) return;
     args.workers().parallel_blocks(gradient.l.weights(), kTaskElements,

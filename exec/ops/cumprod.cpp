@@ -11,8 +11,8 @@
 
 #include "exec/op_list.h"
 #include "exec/ops/cumulative.h"
-#include "exec/places.h"
 #include "exec/scatter.h"
+#include "exec/workspace.h"
 
 ORT_TRAIN_OPS_BEGIN
 namespace {

@@ -267,7 +267,7 @@ template <typename T> KernelRun make_for(const KernelSpec& spec) {
     args.workers().parallel_for(l.items * tiles.down * tiles.across, [&, room = rooms.all()](int64_t task, int worker) {
       const int64_t down = task % tiles.down, across = task / tiles.down % tiles.across, item = task / tiles.down / tiles.across;
       const int64_t row = down * tiles.rows, column = across * tiles.columns;  // neighbours in time share b
-      std::byte* const place = args.workspace + room.shared + worker * room.each;
+      std::byte* const workspace = args.workspace + room.shared + worker * room.each;
       Product<T> product = whole;
       product.rows = std::min(tiles.rows, l.rows - row);
       product.columns = std::min(tiles.columns, l.columns - column);
@@ -278,9 +278,9 @@ template <typename T> KernelRun make_for(const KernelSpec& spec) {
       product.b = product.b.from(0, column);
       product.c = product.c.from(row, column);
       if (whole.words.data) product.words = whole.words.from(row, 0);
-      if (bias) product.start = {vector_of<T>(bias, bias_element, window.y_from + column, product.columns, place + rooms.product)};
+      if (bias) product.start = {vector_of<T>(bias, bias_element, window.y_from + column, product.columns, workspace + rooms.product)};
       if (base && !placed) product.start = Matrix<const T>{base, whole.c.row}.from(row, column);
-      multiply(product, place);
+      multiply(product, workspace);
     });
   };
 }

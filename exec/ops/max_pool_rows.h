@@ -16,8 +16,8 @@
 
 #include "exec/gemm.h"
 #include "exec/phases.h"
-#include "exec/places.h"
 #include "exec/window.h"
+#include "exec/workspace.h"
 
 ORT_TRAIN_OPS_BEGIN
 namespace pool {
@@ -72,15 +72,15 @@ class MaxRows {
     phase_ = std::max(whole(width_ + (w_.kernel - 1) * w_.dilation / w_.stride), used_);
     lines_ = power_of_two(std::min((h_.kernel - 1) * h_.dilation / h_.stride + 1, h_.out));
     margin_ = whole((w_.kernel - 1) * w_.dilation / w_.stride);
-    Places places;
-    row_at_ = places.take<float>(slot());
-    x_at_ = places.take<float>(slots_ * slot());
-    dx_at_ = places.take<float>(slot());
-    y_at_ = places.take<float>(lines_ * line());
-    found_at_ = places.take<int32_t>(lines_ * line());
-    readers_at_ = places.take<Reader>(lines_);
-    read_at_ = places.take<Row>(slots_);
-    bytes_ = places.all();
+    WorkspaceLayout layout;
+    row_at_ = layout.take<float>(slot());
+    x_at_ = layout.take<float>(slots_ * slot());
+    dx_at_ = layout.take<float>(slot());
+    y_at_ = layout.take<float>(lines_ * line());
+    found_at_ = layout.take<int32_t>(lines_ * line());
+    readers_at_ = layout.take<Reader>(lines_);
+    read_at_ = layout.take<Row>(slots_);
+    bytes_ = layout.all();
     taps_of_phase_.resize(static_cast<size_t>(w_.stride));
     for (int64_t kw = 0; kw < w_.kernel; ++kw) {
       taps_.push_back(kw * w_.dilation % w_.stride * phase_ + kw * w_.dilation / w_.stride);
@@ -97,11 +97,11 @@ class MaxRows {
 
   int64_t bytes() const { return bytes_; }
 
-  void forward(const std::byte* x, std::byte* y, std::byte* place) const {
-    auto* const best = reinterpret_cast<float*>(place + y_at_);
+  void forward(const std::byte* x, std::byte* y, std::byte* workspace) const {
+    auto* const best = reinterpret_cast<float*>(workspace + y_at_);
     int64_t divided = 0;  // rows of x
     for (int64_t oh = 0; oh < h_.out; ++oh) {
-      const Rows rows = rows_of(oh, x, divided, place);
+      const Rows rows = rows_of(oh, x, divided, workspace);
       for_vectors(width_, [&]<int n>(int64_t i) {
         gemm::Vector largest[n];
         std::fill_n(largest, n, gemm::broadcast(kLeast));
@@ -120,20 +120,20 @@ class MaxRows {
     }
   }
 
-  void backward(const std::byte* dy, const std::byte* x, std::byte* dx, std::byte* place) const {
-    auto* const of_windows = reinterpret_cast<float*>(place + y_at_);
-    auto* const found = reinterpret_cast<int32_t*>(place + found_at_);
+  void backward(const std::byte* dy, const std::byte* x, std::byte* dx, std::byte* workspace) const {
+    auto* const of_windows = reinterpret_cast<float*>(workspace + y_at_);
+    auto* const found = reinterpret_cast<int32_t*>(workspace + found_at_);
     std::fill_n(of_windows, lines_ * line(), 0.0f);
     std::fill_n(found, lines_ * line(), kNone);
     int64_t divided = 0, done = 0;  // rows of x, rows of dx
     for (int64_t oh = 0; oh < h_.out; ++oh) {
-      const Rows rows = rows_of(oh, x, divided, place);
+      const Rows rows = rows_of(oh, x, divided, workspace);
       const int64_t end = oh + 1 < h_.out ? std::clamp<int64_t>(h_.at(oh + 1, 0), done, h_.in) : h_.in;  // of rows of dx
       fetch(x, divided, std::min(divided + h_.stride, h_.in), [](const std::byte* line) { __builtin_prefetch(line, 0, 3); });
       fetch(dx, done, end, [](const std::byte* line) { gemm::fetch_to_write(line); });
       find(rows, found + first_of_line(oh));
       read(dy + oh * w_.out * size(), w_.out, of_windows + first_of_line(oh));
-      for (; done < end; ++done) put(done, oh, dx + done * w_.in * size(), place);
+      for (; done < end; ++done) put(done, oh, dx + done * w_.in * size(), workspace);
     }
   }
 
@@ -201,14 +201,14 @@ class MaxRows {
   }
 
   // Those of x that row `oh` of windows reads. `divided`: how many rows are in their slots, or have been.
-  Rows rows_of(int64_t oh, const std::byte* x, int64_t& divided, std::byte* place) const {
-    Rows rows{.row = reinterpret_cast<Row*>(place + read_at_)};
-    auto* const slots = reinterpret_cast<float*>(place + x_at_);
+  Rows rows_of(int64_t oh, const std::byte* x, int64_t& divided, std::byte* workspace) const {
+    Rows rows{.row = reinterpret_cast<Row*>(workspace + read_at_)};
+    auto* const slots = reinterpret_cast<float*>(workspace + x_at_);
     divided = std::max(divided, std::min(h_.at(oh, 0), h_.in));  // no later window reads those before
     for (int64_t kh = 0; kh < h_.kernel; ++kh) {
       const int64_t row = h_.at(oh, kh);
       if (row < 0 || row >= h_.in) continue;
-      for (; divided <= row; ++divided) divide(x + divided * w_.in * size(), slots + (divided & (slots_ - 1)) * slot(), place);
+      for (; divided <= row; ++divided) divide(x + divided * w_.in * size(), slots + (divided & (slots_ - 1)) * slot(), workspace);
       rows.row[rows.count++] = {slots + (row & (slots_ - 1)) * slot(), kh * w_.kernel};
     }
     return rows;
@@ -228,7 +228,7 @@ class MaxRows {
   bool by_halves() const { return element_ == Element::own && w_.stride == 2; }
 
   // A row of x as phases.
-  void divide(const std::byte* x, float* to, std::byte* place) const {
+  void divide(const std::byte* x, float* to, std::byte* workspace) const {
     if (by_halves()) {
       const auto* const own = reinterpret_cast<const float*>(x);
       for (int64_t i = 0, first = -w_.begin; i < phase_; i += gemm::kWidth, first += 2 * gemm::kWidth) {
@@ -238,7 +238,7 @@ class MaxRows {
       }
       return;
     }
-    auto* const row = reinterpret_cast<float*>(place + row_at_);
+    auto* const row = reinterpret_cast<float*>(workspace + row_at_);
     std::fill_n(row, w_.begin, kLeast);
     read(x, w_.in, row + w_.begin);
     std::fill(row + w_.begin + w_.in, row + slot(), kLeast);
@@ -246,12 +246,12 @@ class MaxRows {
   }
 
   // A row of dx, of which `last` is the last row of windows that may have read it.
-  void put(int64_t row_of_x, int64_t last, std::byte* dx, std::byte* place) const {
-    const auto* const of_windows = reinterpret_cast<const float*>(place + y_at_);
-    const auto* const found = reinterpret_cast<const int32_t*>(place + found_at_);
-    auto* const sums = reinterpret_cast<float*>(place + dx_at_);
-    auto* const row = reinterpret_cast<float*>(place + row_at_);
-    auto* const readers = reinterpret_cast<Reader*>(place + readers_at_);
+  void put(int64_t row_of_x, int64_t last, std::byte* dx, std::byte* workspace) const {
+    const auto* const of_windows = reinterpret_cast<const float*>(workspace + y_at_);
+    const auto* const found = reinterpret_cast<const int32_t*>(workspace + found_at_);
+    auto* const sums = reinterpret_cast<float*>(workspace + dx_at_);
+    auto* const row = reinterpret_cast<float*>(workspace + row_at_);
+    auto* const readers = reinterpret_cast<Reader*>(workspace + readers_at_);
     int64_t count = 0;
     for (int64_t oh = std::max<int64_t>(0, last - lines_ + 1); oh <= last; ++oh) {
       int64_t kh = 0;

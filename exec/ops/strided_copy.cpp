@@ -167,7 +167,8 @@ void StridedCopy::run_task(int64_t task, void* out, const void* in) const {
       for_word(element_bytes_, [&]<typename T>() { transpose(begin, end, reinterpret_cast<T*>(to), reinterpret_cast<const T*>(from)); });
       break;
     case Kind::elements:
-      for_word(element_bytes_, [&]<typename T>() { copy_elements(begin, end, reinterpret_cast<T*>(to), reinterpret_cast<const T*>(from)); });
+      for_word(element_bytes_,
+               [&]<typename T>() { copy_elements(begin, end, reinterpret_cast<T*>(to), reinterpret_cast<const T*>(from)); });
       break;
   }
 }

@@ -41,7 +41,7 @@ class EntryMaker {
   // A memory of the plan, and what of it is in the entry.
   struct LevelStorages {
     std::vector<int32_t> storage_of_stay{};          // by stay
-    std::vector<int32_t> storage_of_chain{};         // of blocks; -1: none
+    std::vector<int32_t> storage_of_buffer{};        // of blocks; -1: none
     std::map<int32_t, std::vector<size_t>> stays{};  // by value
     std::map<int32_t, int32_t> workspace_of{};       // by step
   };
@@ -59,7 +59,7 @@ class EntryMaker {
   // --- storages ---------------------------------------------------------------------------------------------------------------------
 
   std::span<const uint32_t> classes_of(const PieceOf& of) const {
-    return of.is_chain ? std::span(draft_.chains[of.index].classes) : std::span(&of.index, 1);
+    return of.is_buffer ? std::span(draft_.buffers[of.index].classes) : std::span(&of.index, 1);
   }
   std::vector<ValueId> values_of(const PieceOf& of) {
     if (by_class_.empty()) by_class_ = values_by_class(graph_, draft_.model);
@@ -94,13 +94,13 @@ class EntryMaker {
   void add_storages(size_t number) {
     LevelStorages& layer = layers_[number];
     const size_t begin = entry_.storages.size();
-    layer.storage_of_chain.assign(draft_.chains.size(), -1);
+    layer.storage_of_buffer.assign(draft_.buffers.size(), -1);
     for (const RunDraft::BlockOf& block : blocks_of(number)) {
-      if (block.chain >= 0) {
-        const int64_t bytes = graph_.value(root_of({.is_chain = true, .index = static_cast<uint32_t>(block.chain)})).bytes();
-        const int32_t storage = add_storage({.is_chain = true, .index = static_cast<uint32_t>(block.chain)}, number, bytes);
-        layer.storage_of_chain[static_cast<size_t>(block.chain)] = storage;
-        set_block_life(number, block.chain, lives_[static_cast<size_t>(storage)]);
+      if (block.buffer >= 0) {
+        const int64_t bytes = graph_.value(root_of({.is_buffer = true, .index = static_cast<uint32_t>(block.buffer)})).bytes();
+        const int32_t storage = add_storage({.is_buffer = true, .index = static_cast<uint32_t>(block.buffer)}, number, bytes);
+        layer.storage_of_buffer[static_cast<size_t>(block.buffer)] = storage;
+        set_block_life(number, block.buffer, lives_[static_cast<size_t>(storage)]);
         continue;
       }
       const int32_t at = code_.step_at[static_cast<size_t>(block.step)];
@@ -130,8 +130,8 @@ class EntryMaker {
   }
 
   // Graph inputs are there before the first copy; what is kept is there after the last one.
-  void set_block_life(size_t layer, int32_t chain, Life& life) const {
-    const Chain& of = draft_.chains[static_cast<size_t>(chain)];
+  void set_block_life(size_t layer, int32_t buffer, Life& life) const {
+    const Buffer& of = draft_.buffers[static_cast<size_t>(buffer)];
     const auto steps = static_cast<int32_t>(code_.step_at.size()), end = std::max(0, static_cast<int32_t>(entry_.code.size()) - 1);
     const bool fed_here = layer + 1 == layers_.size() && of.fed;
     if (fed_here || steps == 0) life.use(0);
@@ -181,15 +181,15 @@ class EntryMaker {
     if (c == kNone) return -1;
     const int32_t stay = value_of_class_[c] < 0 ? -1 : stay_at(layer, value_of_class_[c], step);
     if (stay >= 0) return layers_[layer].storage_of_stay[static_cast<size_t>(stay)];
-    return draft_.model.classes[c].persistent ? -1 : layers_[layer].storage_of_chain[chain_of_[c]];
+    return draft_.model.classes[c].persistent ? -1 : layers_[layer].storage_of_buffer[buffer_of_[c]];
   }
   const Storage& storage(int32_t number) const { return entry_.storages[static_cast<size_t>(number)]; }
 
   void place_values() {
-    chain_of_.assign(draft_.model.classes.size(), 0);
+    buffer_of_.assign(draft_.model.classes.size(), 0);
     value_of_class_.assign(draft_.model.classes.size(), -1);
-    for (size_t i = 0; i < draft_.chains.size(); ++i) {
-      for (uint32_t c : draft_.chains[i].classes) chain_of_[c] = i;
+    for (size_t i = 0; i < draft_.buffers.size(); ++i) {
+      for (uint32_t c : draft_.buffers[i].classes) buffer_of_[c] = i;
     }
     for (size_t v = 0; v < planned_.draft->values.size(); ++v) {
       const PieceOf& of = planned_.draft->values[v];
@@ -236,7 +236,7 @@ class EntryMaker {
         const int32_t value = planned_.layers[l].run->pieces[stays[i].piece].value;
         const PieceOf& of = planned_.draft->values[static_cast<size_t>(value)];
         const int64_t bytes = graph_.value(root_of(of)).bytes();
-        const Persistent* const persistent = of.is_chain ? nullptr : &persistents_[draft_.persistent_of_class[of.index]];
+        const Persistent* const persistent = of.is_buffer ? nullptr : &persistents_[draft_.persistent_of_class[of.index]];
         const int32_t here = layers_[l].storage_of_stay[i];
         // Its place in the store, at a step.
         const auto there = [&](int32_t step) -> std::pair<Place, int32_t> {
@@ -255,10 +255,10 @@ class EntryMaker {
       }
     }
     program_.file().bytes = std::max(program_.file().bytes, end);
-    for (size_t chain = 0; chain < code_.fed_at.size(); ++chain) {
-      if (code_.fed_at[chain] < 0) continue;
-      const int32_t from = layers_[1].storage_of_chain[chain], to = layers_[0].storage_of_chain[chain];
-      copy(code_.fed_at[chain], {storage(from).place, from}, {storage(to).place, to}, storage(from).place.bytes);
+    for (size_t buffer = 0; buffer < code_.fed_at.size(); ++buffer) {
+      if (code_.fed_at[buffer] < 0) continue;
+      const int32_t from = layers_[1].storage_of_buffer[buffer], to = layers_[0].storage_of_buffer[buffer];
+      copy(code_.fed_at[buffer], {storage(from).place, from}, {storage(to).place, to}, storage(from).place.bytes);
     }
   }
 
@@ -323,7 +323,7 @@ class EntryMaker {
   Entry entry_;
   std::vector<Life> lives_;              // by storage
   EntryCode code_;                       // but for the instructions, which are the entry's
-  std::vector<size_t> chain_of_;         // by class
+  std::vector<size_t> buffer_of_;        // by class
   std::vector<int32_t> value_of_class_;  // of the plan's pieces, by class; -1: none
   std::vector<std::vector<ValueId>> by_class_;
 };

@@ -39,7 +39,7 @@ EntryCode lay_code(const Draft& draft, const PlannedRun& planned, const std::vec
       if (stays[i].writes) ends[l][static_cast<size_t>(stays[i].last) + 1].push_back(i);
     }
   }
-  made.fed_at.assign(draft.chains.size(), -1);
+  made.fed_at.assign(draft.buffers.size(), -1);
   for (size_t t = 0; t <= last; ++t) {
     for (size_t l = layers; l-- > 0;) {
       if (t >= ends[l].size()) continue;
@@ -48,8 +48,8 @@ EntryCode lay_code(const Draft& draft, const PlannedRun& planned, const std::vec
     }
     if (t == 0 && layers > 1) {
       for (const RunDraft::BlockOf& block : planned.draft->blocks) {
-        if (block.chain >= 0 && draft.chains[static_cast<size_t>(block.chain)].fed)
-          made.fed_at[static_cast<size_t>(block.chain)] = add(kHost, kMemory);
+        if (block.buffer >= 0 && draft.buffers[static_cast<size_t>(block.buffer)].fed)
+          made.fed_at[static_cast<size_t>(block.buffer)] = add(kHost, kMemory);
       }
     }
     if (t >= steps) continue;

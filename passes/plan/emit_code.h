@@ -22,7 +22,7 @@ struct EntryCode {
   std::vector<Instruction> code{};
   std::vector<int32_t> step_at{};                           // the instruction of each step
   std::vector<std::vector<int32_t>> read_at{}, write_at{};  // by layer and stay: that of its copy; -1: none
-  std::vector<int32_t> fed_at{};  // by chain: that of the copy which brings an input, fed to the host's memory; -1: none
+  std::vector<int32_t> fed_at{};  // by buffer: that of the copy which brings an input, fed to the host's memory; -1: none
 };
 EntryCode lay_code(const Draft& draft, const PlannedRun& planned, const std::vector<Queue>& queues);
 

@@ -51,7 +51,7 @@ Draft make_draft(const PlanEntry& entry, NodeKernels& kernels) {
   } else {
     draft.order = schedule(draft.model);
   }
-  simulate(draft.model, draft.order, &draft.chains);
+  simulate(draft.model, draft.order, &draft.buffers);
   draft.workspaces = std::move(workspaces);
   for (const MemoryStep& step : draft.model.steps) draft.background.push_back(kernels.table().find(*graph.node(step.node).op)->background);
   std::vector<NodeId> nodes;
@@ -119,8 +119,8 @@ std::vector<bool> backing_steps(const Draft& draft, const PersistentValues& pers
   // Values read after the run must stay in this memory. Fed inputs keep their original contents in the backing memory, so a step there
   // must not read one that was overwritten in place.
   std::vector<bool> stays(model.classes.size());
-  for (const Chain& chain : draft.chains) {
-    for (uint32_t c : chain.classes) stays[c] = chain.kept || (chain.fed && chain.classes.size() > 1);
+  for (const Buffer& buffer : draft.buffers) {
+    for (uint32_t c : buffer.classes) stays[c] = buffer.kept || (buffer.fed && buffer.classes.size() > 1);
   }
   for (size_t at = 0; at < result.size(); ++at) {
     const MemoryStep& step = model.steps[draft.order[at]];
@@ -140,17 +140,17 @@ RunDraft make_run_draft(const Draft& draft, const PersistentValues& persistents,
   const auto steps = static_cast<int32_t>(draft.order.size());
   RunDraft result{.run = {.name = draft.name, .runs_per_step = draft.runs_per_step}, .values = {}, .backing = in_backing_memory};
   planning::Run& run = result.run;
-  std::vector<uint32_t> chain_of(model.classes.size(), kNone);
-  for (uint32_t i = 0; i < draft.chains.size(); ++i) {
-    for (uint32_t c : draft.chains[i].classes) chain_of[c] = i;
+  std::vector<uint32_t> buffer_of(model.classes.size(), kNone);
+  for (uint32_t i = 0; i < draft.buffers.size(); ++i) {
+    for (uint32_t c : draft.buffers[i].classes) buffer_of[c] = i;
   }
-  std::vector<std::vector<ValueUse>> chain_uses(draft.chains.size()), class_uses(model.classes.size());
+  std::vector<std::vector<ValueUse>> buffer_uses(draft.buffers.size()), class_uses(model.classes.size());
   for (int32_t at = 0; at < steps; ++at) {
     const MemoryStep& step = model.steps[draft.order[static_cast<size_t>(at)]];
     const Node& node = draft.graph->node(step.node);
     const bool in_backing = in_backing_memory[static_cast<size_t>(at)];
-    for (uint32_t c : step.reads) add_use(chain_uses[chain_of[c]], at, true, false, in_backing);
-    for (uint32_t c : step.defines) add_use(chain_uses[chain_of[c]], at, false, true, in_backing);
+    for (uint32_t c : step.reads) add_use(buffer_uses[buffer_of[c]], at, true, false, in_backing);
+    for (uint32_t c : step.defines) add_use(buffer_uses[buffer_of[c]], at, false, true, in_backing);
     for (const PersistentUse& u : step.persistents) add_use(class_uses[u.of], at, u.reads, u.changes, in_backing);
     const ValueId source = viewed(node);
     const bool is_view = source != kNone && model.class_of[node.outputs[0]] == model.class_of[source];
@@ -159,37 +159,37 @@ RunDraft make_run_draft(const Draft& draft, const PersistentValues& persistents,
     if (machine.backing.wanted) run.backing_seconds.push_back(in_backing ? seconds(machine.backing.rates) : 0);
   }
   const auto name_of = [&](uint32_t c) { return draft.graph->value(model.classes[c].root).name; };
-  const auto new_value = [&](bool is_chain, uint32_t index) {
-    result.values.push_back({.is_chain = is_chain, .index = index});
+  const auto new_value = [&](bool is_buffer, uint32_t index) {
+    result.values.push_back({.is_buffer = is_buffer, .index = index});
     return static_cast<int32_t>(result.values.size()) - 1;
   };
-  for (uint32_t i = 0; i < draft.chains.size(); ++i) {
-    const Chain& chain = draft.chains[i];
-    std::vector<ValueUse>& uses = chain_uses[i];
+  for (uint32_t i = 0; i < draft.buffers.size(); ++i) {
+    const Buffer& buffer = draft.buffers[i];
+    std::vector<ValueUse>& uses = buffer_uses[i];
     const bool has_gap =
         std::any_of(uses.begin(), uses.end(), [&](const ValueUse& u) { return &u != uses.data() && u.use.step > (&u - 1)->use.step + 1; });
     const auto used_here = std::count_if(uses.begin(), uses.end(), [](const ValueUse& u) { return !u.backing; });
     const bool used_in_backing = used_here < std::ssize(uses);
-    if (used_in_backing ? !chain.fed : machine.moves && has_gap && chain.bytes >= kLeastMovable && !chain.fed && !chain.kept) {
-      add_pieces(run, {.name = name_of(chain.classes[0]), .bytes = whole_sectors(chain.bytes), .uses = {}, .value = new_value(true, i)},
+    if (used_in_backing ? !buffer.fed : machine.moves && has_gap && buffer.bytes >= kLeastMovable && !buffer.fed && !buffer.kept) {
+      add_pieces(run, {.name = name_of(buffer.classes[0]), .bytes = whole_sectors(buffer.bytes), .uses = {}, .value = new_value(true, i)},
                  uses);
       continue;
     }
-    const planning::Block block{.bytes = chain.bytes,
-                                .first = chain.first,
-                                .last = std::min(chain.last, steps - 1),
-                                .fed = chain.fed && !used_in_backing && !chain.kept};
+    const planning::Block block{.bytes = buffer.bytes,
+                                .first = buffer.first,
+                                .last = std::min(buffer.last, steps - 1),
+                                .fed = buffer.fed && !used_in_backing && !buffer.kept};
     planning::Block there = block;
     there.fed = false;
-    if (chain.kept) there.last = steps;  // the end of a run of the backing memory
+    if (buffer.kept) there.last = steps;  // the end of a run of the backing memory
     if (!used_in_backing || used_here > 0) {
       run.blocks.push_back(block);
-      result.blocks.push_back({.chain = static_cast<int32_t>(i)});
+      result.blocks.push_back({.buffer = static_cast<int32_t>(i)});
     }
     // What is fed is in the backing memory already, where it stays for who uses it there, or looks at it when the run is over.
-    if (used_in_backing || (chain.fed && chain.kept)) {
+    if (used_in_backing || (buffer.fed && buffer.kept)) {
       run.backing_blocks.push_back(there);
-      result.backing_blocks.push_back({.chain = static_cast<int32_t>(i)});
+      result.backing_blocks.push_back({.buffer = static_cast<int32_t>(i)});
     }
   }
   for (int32_t at = 0; at < steps; ++at) {

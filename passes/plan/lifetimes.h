@@ -38,7 +38,7 @@ struct Draft {
   double runs_per_step = 1;
   MemoryModel model;
   StepOrder order;
-  std::vector<Chain> chains;                // transient storages, by step of the order
+  std::vector<Buffer> buffers;              // transient storages, by step of the order
   std::vector<int64_t> workspaces;          // by step, as the kernels want them
   std::vector<bool> background;             // by step: Kernel::background
   std::vector<size_t> persistent_of_class;  // by class; meaningful where the class is persistent
@@ -50,9 +50,9 @@ Draft make_draft(const PlanEntry& entry, NodeKernels& kernels);
 // Values by class, in the order in which they come to be.
 std::vector<std::vector<ValueId>> values_by_class(const Graph& graph, const MemoryModel& model);
 
-// A piece's memory in terms of the draft: a chain, or a persistent class.
+// A piece's memory in terms of the draft: a buffer, or a persistent class.
 struct PieceOf {
-  bool is_chain = true;
+  bool is_buffer = true;
   uint32_t index = 0;
 };
 
@@ -75,9 +75,9 @@ struct RunDraft {
   planning::Run run;            // pieces that last have the numbers of PersistentValues
   std::vector<PieceOf> values;  // by Piece::value
   std::vector<bool> backing;    // by step: it computes in the backing memory
-  // Of the run's blocks, and of those of the backing memory: a chain, or the workspace of a step.
+  // Of the run's blocks, and of those of the backing memory: a buffer, or the workspace of a step.
   struct BlockOf {
-    int32_t chain = -1, step = -1;
+    int32_t buffer = -1, step = -1;
   };
   std::vector<BlockOf> blocks{}, backing_blocks{};
 };

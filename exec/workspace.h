@@ -1,4 +1,4 @@
-// Places in a workspace, in bytes from its beginning, one behind another, each in whole lines of the cache.
+// What lies where in a workspace: in bytes from its beginning, one behind another, each in whole lines of the cache.
 
 #pragma once
 
@@ -12,7 +12,7 @@ ORT_TRAIN_OPS_BEGIN
 
 constexpr int64_t whole_lines(int64_t bytes) { return (bytes + 63) / 64 * 64; }
 
-class Places {
+class WorkspaceLayout {
  public:
   // Of elements of a type, or of bytes.
   template <typename T = std::byte> int64_t take(int64_t elements) {

@@ -1,4 +1,4 @@
-#include "graph/chain.h"
+#include "graph/fused_elementwise.h"
 
 #include <fmt/ranges.h>
 
@@ -8,7 +8,7 @@
 
 namespace ort_train {
 
-void set_chain(Attributes& attributes, const std::vector<ChainStep>& steps) {
+void set_fused_steps(Attributes& attributes, const std::vector<FusedStep>& steps) {
   std::vector<std::string_view> names;
   std::vector<int64_t> operands;
   for (size_t i = 0; i < steps.size(); ++i) {
@@ -21,14 +21,14 @@ void set_chain(Attributes& attributes, const std::vector<ChainStep>& steps) {
   attributes.set("operands", operands);
 }
 
-std::vector<ChainStep> chain_of(const Attributes& attributes) {
-  const auto wrong = [](std::string_view what) { return error(ErrorCode::unsupported, "it is no chain of ops: {}", what); };
+std::vector<FusedStep> fused_steps(const Attributes& attributes) {
+  const auto wrong = [](std::string_view what) { return error(ErrorCode::unsupported, "its steps can't be read: {}", what); };
   std::istringstream names(attributes.get("ops", ""));
   const std::vector<int64_t> operands = attributes.get("operands", std::vector<int64_t>{});
-  std::vector<ChainStep> steps;
+  std::vector<FusedStep> steps;
   size_t at = 0;
   for (std::string name; names >> name;) {
-    ChainStep step{.op = find_op(name)};
+    FusedStep step{.op = find_op(name)};
     const auto made = static_cast<int64_t>(steps.size());
     if (!step.op) throw wrong(name);
     const int64_t count = at < operands.size() ? operands[at++] : 0;
@@ -44,19 +44,19 @@ std::vector<ChainStep> chain_of(const Attributes& attributes) {
     }
     steps.push_back(std::move(step));
   }
-  if (steps.empty() || steps.size() > kMostChainSteps || at != operands.size()) throw wrong("its operands don't fit its ops");
+  if (steps.empty() || steps.size() > kMostFusedSteps || at != operands.size()) throw wrong("its operands don't fit its ops");
   return steps;
 }
 
-std::vector<TensorType> chain_types(const std::vector<ChainStep>& steps, const std::vector<TensorType>& inputs) {
-  if (inputs.size() > kMostChainInputs)
-    throw error(ErrorCode::unsupported, "a chain of ops has {} inputs, more than {}", inputs.size(), kMostChainInputs);
+std::vector<TensorType> types_of_steps(const std::vector<FusedStep>& steps, const std::vector<TensorType>& inputs) {
+  if (inputs.size() > kMostFusedInputs)
+    throw error(ErrorCode::unsupported, "fused ops have {} inputs, more than {}", inputs.size(), kMostFusedInputs);
   std::vector<TensorType> made;
-  for (const ChainStep& step : steps) {
+  for (const FusedStep& step : steps) {
     InferContext context{.attributes = step.attributes};
     for (const int64_t operand : step.operands) {
       if (operand >= static_cast<int64_t>(inputs.size()))
-        throw error(ErrorCode::unsupported, "a chain of ops reads input {}, which it hasn't", operand);
+        throw error(ErrorCode::unsupported, "a fused op reads input {}, which the node hasn't", operand);
       context.inputs.push_back(operand >= 0 ? &inputs[static_cast<size_t>(operand)] : &made[static_cast<size_t>(-1 - operand)]);
       context.constants.push_back(nullptr);
     }
@@ -65,7 +65,7 @@ std::vector<TensorType> chain_types(const std::vector<ChainStep>& steps, const s
   }
   for (const TensorType& type : made) {
     if (type.shape != made.back().shape)
-      throw error(ErrorCode::unsupported, "a chain of ops makes {} on the way to {}", to_string(type), to_string(made.back()));
+      throw error(ErrorCode::unsupported, "a fused op makes {} on the way to {}", to_string(type), to_string(made.back()));
   }
   return made;
 }

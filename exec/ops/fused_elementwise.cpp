@@ -1,7 +1,7 @@
-// Chain{ops, operands, ...}(inputs) -> y: elementwise ops one behind another (graph/chain.h), in one pass over memory
-// (passes/fuse_elementwise.cpp). Its bits are those of its ops.
+// FusedElementwise{ops, operands, ...}(inputs) -> y: elementwise ops one behind another (graph/fused_elementwise.h), in one pass over
+// memory (passes/fuse_elementwise.cpp). Its bits are those of its ops.
 
-#include "exec/chain.h"
+#include "exec/fused_elementwise.h"
 
 #include "exec/elementwise.h"
 #include "exec/op_list.h"
@@ -12,10 +12,10 @@ namespace {
 std::vector<TensorType> infer(const InferContext& context) {
   std::vector<TensorType> inputs;
   for (size_t i = 0; i < context.inputs.size(); ++i) inputs.push_back(context.input(i));
-  return {chain_types(chain_of(context.attributes), inputs).back()};
+  return {types_of_steps(fused_steps(context.attributes), inputs).back()};
 }
 
-ChainLoop loop_of(const KernelSpec& spec) { return ChainLoop(chain_of(spec.attributes), spec.inputs); }
+FusedLoop loop_of(const KernelSpec& spec) { return FusedLoop(fused_steps(spec.attributes), spec.inputs); }
 
 KernelRun prepare(const KernelSpec& spec) {
   return [loop = loop_of(spec), count = element_count(spec.outputs[0].shape)](const KernelArgs& args) {
@@ -28,8 +28,8 @@ Workspace workspace(const KernelSpec& spec) { return {.each = loop_of(spec).byte
 
 Cost cost(const KernelSpec& spec) {
   Cost all = elementwise_cost<0>(spec);
-  const std::vector<ChainStep> steps = chain_of(spec.attributes);
-  const std::vector<TensorType> made = chain_types(steps, spec.inputs);
+  const std::vector<FusedStep> steps = fused_steps(spec.attributes);
+  const std::vector<TensorType> made = types_of_steps(steps, spec.inputs);
   for (size_t i = 0; i < steps.size(); ++i) {
     const KernelSpec step = spec_of_step(steps[i], spec.inputs, made, made[i]);
     all.flops += cpu_kernels().find(*steps[i].op)->cost(step).flops;
@@ -39,12 +39,12 @@ Cost cost(const KernelSpec& spec) {
 
 }  // namespace
 
-constexpr OpDef kChain{
-    .name = "Chain",
+constexpr OpDef kFusedElementwise{
+    .name = "FusedElementwise",
     .infer = infer,
-    .no_gradient = kNoGradientOfChains,
+    .no_gradient = kNoGradientOfFused,
 };
-constexpr Kernel kChainKernel{
+constexpr Kernel kFusedElementwiseKernel{
     .types = kAnyType,
     .in_place = {{.output = 0, .input = 0}, {.output = 0, .input = 1}, {.output = 0, .input = 2}, {.output = 0, .input = 3}},
     .cost = cost,

@@ -5,7 +5,7 @@
 #include <algorithm>
 #include <type_traits>
 
-#include "exec/halves.h"
+#include "exec/even_odd.h"
 #include "exec/window.h"
 
 ORT_TRAIN_OPS_BEGIN

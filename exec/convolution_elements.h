@@ -8,8 +8,8 @@
 
 #include "exec/columns.h"
 #include "exec/convolution.h"
+#include "exec/even_odd.h"
 #include "exec/gemm.h"
-#include "exec/halves.h"
 #include "exec/indexed_product.h"
 #include "exec/phases.h"
 #include "exec/workspace.h"

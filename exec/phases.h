@@ -4,7 +4,7 @@
 
 #include <algorithm>
 
-#include "exec/halves.h"
+#include "exec/even_odd.h"
 
 ORT_TRAIN_OPS_BEGIN
 
@@ -13,7 +13,7 @@ inline void join_phases(const float* from, int64_t phase, int64_t stride, int64_
   if (stride == 1) {
     std::copy_n(from, n, to);
   } else if (stride == 2) {
-    gemm::join_halves(from, from + phase, n, to);
+    gemm::join_even_odd(from, from + phase, n, to);
   } else {
     for (int64_t p = 0; p < std::min(stride, n); ++p, from += phase) {
       for (int64_t i = 0, j = p; j < n; ++i, j += stride) to[j] = from[i];
@@ -26,7 +26,7 @@ inline void divide_phases(const float* from, int64_t phase, int64_t stride, floa
   if (stride == 1) {
     std::copy_n(from, phase, to);
   } else if (stride == 2) {
-    gemm::divide_halves(from, 2 * phase, to, to + phase);
+    gemm::divide_even_odd(from, 2 * phase, to, to + phase);
   } else {
     for (int64_t p = 0; p < stride; ++p, to += phase) {
       for (int64_t i = 0; i < phase; ++i) to[i] = from[i * stride + p];

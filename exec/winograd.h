@@ -17,7 +17,7 @@
 #include <cmath>
 
 #include "exec/convolution_elements.h"
-#include "exec/halves.h"
+#include "exec/even_odd.h"
 
 ORT_TRAIN_OPS_BEGIN
 namespace convolution {
@@ -73,10 +73,10 @@ class WinogradTiles {
     }
   }
 
-  // The elements of a row of y that tiles of these columns have, by halves; zeros beyond it.
+  // The elements of a row of y that tiles of these columns have, even and odd ones; zeros beyond it.
   void divide_row(const float* y, int64_t from, int64_t until, float* even, float* odd) const {
     for (int64_t i = from; i < until; i += gemm::kWidth) {
-      const gemm::Halves both = gemm::halves_of(y + 2 * i, gemm::lowest(w_.out - 2 * i));
+      const gemm::EvenOdd both = gemm::even_odd_of(y + 2 * i, gemm::lowest(w_.out - 2 * i));
       gemm::store(even + i - from, both.even);
       gemm::store(odd + i - from, both.odd);
     }
@@ -113,7 +113,7 @@ class WinogradTiles {
     for (int64_t i = from; i < until; i += gemm::kWidth) {
       const int64_t first = 2 * i - w_.begin;  // of the elements that they read
       const uint64_t bits = gemm::lowest(w_.in - first) & ~gemm::lowest(-first);
-      const gemm::Halves d01 = gemm::halves_of(x + first, bits), d23 = gemm::halves_of(x + first + 2, bits >> 2);
+      const gemm::EvenOdd d01 = gemm::even_odd_of(x + first, bits), d23 = gemm::even_odd_of(x + first + 2, bits >> 2);
       gemm::store(to + i, d01.even - d23.even);
       gemm::store(to + step + i, d01.odd + d23.even);
       gemm::store(to + 2 * step + i, d23.even - d01.odd);
@@ -351,7 +351,7 @@ class WinogradSums {
   // A row of y of `columns` elements from those of its tiles. some: room for it
   void join_row(const float* made, int64_t columns, const Result<float>& to, float* some) const {
     const bool is_own = y_ == Element::own;
-    gemm::join_halves(made, made + block_, columns, is_own ? to.own() : some);
+    gemm::join_even_odd(made, made + block_, columns, is_own ? to.own() : some);
     if (!is_own) store_rows(some, columns, to, 1, columns);
   }
 

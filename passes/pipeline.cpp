@@ -339,7 +339,7 @@ EntryGraph build_deferred_graph(const EntryGraph& train, const OptimizerSpec& op
   EntryGraph job = train;
   job.graph.name = "train-deferred";
   job.role = {.completes_update = true, .leaves_update = true};  // what it adds up begins anew
-  run_pass("pending_update", job.graph, options, [&] {
+  run_pass("deferred_update", job.graph, options, [&] {
     Graph& graph = job.graph;
     const auto readers = graph.readers();
     const auto first_reader = [&](ValueId parameter) { return readers[parameter].front(); };

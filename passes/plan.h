@@ -1,10 +1,10 @@
 // The planner: from entry graphs to a Program.
 //
 // For each entry: workspaces (exec/kernel_specs.h), what the values ask of memory (memory_model.h), an order of low peak (schedule.h). Then
-// the persistent values of all entries get the bottom of the arena, and each entry's transient storages are packed above them (pack.h).
-// Where memory is short and there is a disk, plan/search.h says what leaves the arena and when, and where all of it lies. Orders and
-// kernels are a fixed function of the graphs and the number of threads, which sizes workspaces; the machine's rates and the limit decide
-// where bytes are, and when. A planner is for one thread at a time.
+// the persistent values of all entries get the bottom of the arena, and each entry's transient storages are packed above them
+// (addresses.h). Where memory is short and there is a disk, plan/search.h says what leaves the arena and when, and where all of it lies.
+// Orders and kernels are a fixed function of the graphs and the number of threads, which sizes workspaces; the machine's rates and the
+// limit decide where bytes are, and when. A planner is for one thread at a time.
 
 #pragma once
 

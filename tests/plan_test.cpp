@@ -12,9 +12,9 @@
 #include "exec/ops/sgd.h"
 #include "graph/builder.h"
 #include "graph/op_def.h"
+#include "passes/addresses.h"
 #include "passes/cost.h"
 #include "passes/memory_model.h"
-#include "passes/pack.h"
 #include "passes/schedule.h"
 #include "tests/plan_support.h"
 
@@ -64,7 +64,7 @@ TEST(Pack, RandomBlocksComeCloseToTheBound) {
   for (int n : {1, 2, 10, 50, 200, 800}) {
     for (uint32_t seed = 0; seed < 12; ++seed) {
       std::vector<Block> blocks = random_blocks(seed, n);
-      const int64_t bound = max_live_bytes(blocks), height = pack(blocks);
+      const int64_t bound = max_live_bytes(blocks), height = assign_addresses(blocks);
       expect_valid(blocks, height);
       EXPECT_GE(height, bound);
       EXPECT_LE(height, bound + bound / 10) << n << " blocks, seed " << seed;
@@ -87,22 +87,22 @@ TEST(Pack, NestedLifetimesFitExactly) {
       blocks.push_back({.bytes = bytes, .first = 2 * layers - i, .last = 2 * layers - i + 2});
     }
     const int64_t bound = max_live_bytes(blocks);
-    EXPECT_EQ(pack(blocks), bound) << layers;
+    EXPECT_EQ(assign_addresses(blocks), bound) << layers;
   }
 }
 
 TEST(Pack, IsTheSameEveryTime) {
   std::vector<Block> a = random_blocks(5, 300), b = a;
-  EXPECT_EQ(pack(a), pack(b));
+  EXPECT_EQ(assign_addresses(a), assign_addresses(b));
   for (size_t i = 0; i < a.size(); ++i) EXPECT_EQ(a[i].offset, b[i].offset);
 }
 
 TEST(Pack, FiveThousandBlocksComeNearTheBound) {
   std::vector<Block> blocks = random_blocks(1, 5000);
-  const int64_t bound = max_live_bytes(blocks), height = pack(blocks);
+  const int64_t bound = max_live_bytes(blocks), height = assign_addresses(blocks);
   EXPECT_LE(height * 100, bound * 104);
   const int64_t enough = bound * 103 / 100;  // no less is looked for
-  EXPECT_LE(pack(blocks, {.enough = enough}), std::max(height, enough));
+  EXPECT_LE(assign_addresses(blocks, {.enough = enough}), std::max(height, enough));
 }
 
 // y = x + x, …: each result can lie where its input was.

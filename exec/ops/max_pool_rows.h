@@ -225,14 +225,14 @@ class MaxRows {
     const uint64_t lanes = lanes_of_row(first);
     lanes == kAllLanes ? gemm::store(row + first, v) : gemm::store_some(row + first, lanes, v);
   }
-  bool by_halves() const { return element_ == Element::own && w_.stride == 2; }
+  bool divides_rows() const { return element_ == Element::own && w_.stride == 2; }
 
   // A row of x as phases.
   void divide(const std::byte* x, float* to, std::byte* workspace) const {
-    if (by_halves()) {
+    if (divides_rows()) {
       const auto* const own = reinterpret_cast<const float*>(x);
       for (int64_t i = 0, first = -w_.begin; i < phase_; i += gemm::kWidth, first += 2 * gemm::kWidth) {
-        const gemm::Halves both(load_of_row(own, first), load_of_row(own, first + gemm::kWidth));
+        const gemm::EvenOdd both(load_of_row(own, first), load_of_row(own, first + gemm::kWidth));
         gemm::store(to + i, both.even);
         gemm::store(to + phase_ + i, both.odd);
       }
@@ -276,7 +276,7 @@ class MaxRows {
         for (int v = 0; v < n; ++v) gemm::store(of_phase + i + v * gemm::kWidth, sum[v]);
       });
     }
-    if (by_halves()) {
+    if (divides_rows()) {
       auto* const to = reinterpret_cast<float*>(dx);
       for (int64_t i = 0, first = -w_.begin; first < w_.in; i += gemm::kWidth, first += 2 * gemm::kWidth) {
         const gemm::Joined joined(gemm::load(sums + i), gemm::load(sums + phase_ + i));

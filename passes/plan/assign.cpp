@@ -6,7 +6,7 @@
 #include <utility>
 
 #include "exec/program.h"
-#include "passes/pack.h"
+#include "passes/addresses.h"
 #include "passes/placements.h"
 #include "passes/stream_clock.h"
 
@@ -235,7 +235,7 @@ class Pass {
 };
 
 // Each core, and such a share of its flanks.
-Cores pack_cores(const Run& run, const std::vector<Stay>& stays, double share, const PackOptions& options) {
+Cores pack_cores(const Run& run, const std::vector<Stay>& stays, double share, const AddressOptions& options) {
   std::vector<ort_train::Block> blocks;
   const auto part = [&](int32_t steps) { return static_cast<int32_t>(share * steps); };
   for (const Stay& stay : stays) {
@@ -249,7 +249,7 @@ Cores pack_cores(const Run& run, const std::vector<Stay>& stays, double share, c
   }
   for (const Block& block : run.blocks)  // of a run without steps, too
     blocks.push_back({.bytes = block.bytes, .first = block.first, .last = std::max(block.first, block.last)});
-  Cores cores{.offsets = {}, .bytes = pack(blocks, options)};
+  Cores cores{.offsets = {}, .bytes = assign_addresses(blocks, options)};
   for (const ort_train::Block& block : blocks) cores.offsets.push_back(block.offset);
   return cores;
 }

@@ -5,7 +5,7 @@
 #include <span>
 #include <utility>
 
-#include "passes/pack.h"
+#include "passes/addresses.h"
 #include "passes/plan/emit_code.h"
 #include "passes/plan/waits.h"
 

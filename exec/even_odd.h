@@ -13,9 +13,9 @@ namespace gemm {
 
 // The even elements of two vectors, and the odd ones.
 #ifdef __AVX512F__
-struct Halves {
+struct EvenOdd {
   Vector even, odd;
-  Halves(Vector a, Vector b) {
+  EvenOdd(Vector a, Vector b) {
     const __m512i first = _mm512_setr_epi32(0, 2, 4, 6, 8, 10, 12, 14, 16, 18, 20, 22, 24, 26, 28, 30);
     even = _mm512_permutex2var_ps(a, first, b);
     odd = _mm512_permutex2var_ps(a, _mm512_add_epi32(first, _mm512_set1_epi32(1)), b);
@@ -39,9 +39,9 @@ inline __m256 halved(const float* p, int first) {
 inline Vector load_some(const float* p, uint64_t bits) { return _mm512_maskz_loadu_ps(static_cast<__mmask16>(bits), p); }
 inline void store_some(float* p, uint64_t bits, Vector v) { _mm512_mask_storeu_ps(p, static_cast<__mmask16>(bits), v); }
 #else
-struct Halves {
+struct EvenOdd {
   Vector even, odd;
-  Halves(Vector a, Vector b) {
+  EvenOdd(Vector a, Vector b) {
     const auto in_order = [](__m256 v) { return _mm256_castpd_ps(_mm256_permute4x64_pd(_mm256_castps_pd(v), 0xd8)); };
     even = in_order(_mm256_shuffle_ps(a, b, 0x88));
     odd = in_order(_mm256_shuffle_ps(a, b, 0xdd));
@@ -67,29 +67,29 @@ inline void store_some(float* p, uint64_t bits, Vector v) { _mm256_maskstore_ps(
 inline uint64_t lowest(int64_t n) { return n <= 0 ? 0 : n >= 64 ? ~uint64_t{0} : (uint64_t{1} << n) - 1; }
 
 // Of those elements of two vectors whose bit is set.
-inline Halves halves_of(const float* p, uint64_t bits) {
+inline EvenOdd even_odd_of(const float* p, uint64_t bits) {
   constexpr uint64_t kAll = (uint64_t{1} << (2 * kWidth)) - 1;
   if ((bits & kAll) == kAll) return {load(p), load(p + kWidth)};
   return {load_some(p, bits), load_some(p + kWidth, bits >> kWidth)};
 }
 
 // Of n elements those whose number is even, and the others; each half is written as far as it goes.
-inline void divide_halves(const float* from, int64_t n, float* even, float* odd) {
+inline void divide_even_odd(const float* from, int64_t n, float* even, float* odd) {
   constexpr int64_t kTwo = 2 * kWidth;
   int64_t i = 0;
   for (; i + kTwo <= n; i += kTwo) {
-    const Halves both(load(from + i), load(from + i + kWidth));
+    const EvenOdd both(load(from + i), load(from + i + kWidth));
     store(even + i / 2, both.even);
     store(odd + i / 2, both.odd);
   }
   if (i == n) return;
-  const Halves both = halves_of(from + i, lowest(n - i));
+  const EvenOdd both = even_odd_of(from + i, lowest(n - i));
   store_some(even + i / 2, lowest((n - i + 1) / 2), both.even);
   store_some(odd + i / 2, lowest((n - i) / 2), both.odd);
 }
 
 // The reverse: a row of n elements.
-inline void join_halves(const float* even, const float* odd, int64_t n, float* to) {
+inline void join_even_odd(const float* even, const float* odd, int64_t n, float* to) {
   constexpr int64_t kTwo = 2 * kWidth;
   int64_t i = 0;
   for (; i + kTwo <= n; i += kTwo) {
@@ -107,10 +107,10 @@ inline void join_halves(const float* even, const float* odd, int64_t n, float* t
 // some of which has been copied before: with masked loads, copies of planes that aren't in the cache took four times as long (on Zen 5).
 inline void copy_every_second(const float* from, int64_t n, float* to) {
   int64_t i = 0;
-  for (; i + kWidth < n; i += kWidth) store(to + i, Halves(load(from + 2 * i), load(from + 2 * i + kWidth)).even);
+  for (; i + kWidth < n; i += kWidth) store(to + i, EvenOdd(load(from + 2 * i), load(from + 2 * i + kWidth)).even);
   if (n > kWidth) {
     const int64_t last = n - kWidth, before = 2 * last - 1;  // nothing behind the last element is read
-    store(to + last, Halves(load(from + before), load(from + before + kWidth)).odd);
+    store(to + last, EvenOdd(load(from + before), load(from + before + kWidth)).odd);
     return;
   }
 #ifdef __AVX512F__
@@ -120,7 +120,7 @@ inline void copy_every_second(const float* from, int64_t n, float* to) {
     return;
   }
 #endif
-  if (n > 0) store_some(to, lowest(n), halves_of(from, lowest(2 * n - 1)).even);
+  if (n > 0) store_some(to, lowest(n), even_odd_of(from, lowest(2 * n - 1)).even);
 }
 
 // n elements, every `step`th of `from`.

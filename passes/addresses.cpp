@@ -1,7 +1,7 @@
 // Greedy placement in several orders, then "squeaky wheel" rounds (Joslin & Clements, JAIR 10, 1999): the blocks that ended up above the
 // lower bound go to the front of the order, and everything is placed again. The lowest result wins; the search ends at the lower bound.
 
-#include "passes/pack.h"
+#include "passes/addresses.h"
 
 #include <algorithm>
 #include <bit>
@@ -197,7 +197,7 @@ int64_t max_live_bytes(const std::vector<Block>& blocks, int32_t* when) {
   return *peak;
 }
 
-int64_t pack(std::vector<Block>& blocks, const PackOptions& options) {
+int64_t assign_addresses(std::vector<Block>& blocks, const AddressOptions& options) {
   if (blocks.empty()) return 0;
   for (Block& block : blocks) block.bytes = align_up(block.bytes, block.alignment);
   const bool is_given = options.enough > 0;

@@ -26,7 +26,7 @@
 #ifdef ORT_TRAIN_BLOCKS
 #include "exec/cuda/packs.h"
 #else
-#include "exec/gemm_element.h"
+#include "exec/map_elements.h"
 #endif
 
 ORT_TRAIN_OPS_BEGIN
@@ -55,71 +55,27 @@ template <int flops_per_element> Cost elementwise_cost(const KernelSpec& spec) {
 
 #ifndef ORT_TRAIN_BLOCKS
 
-// --- loops; `ivdep`: an output that aliases an input does so exactly ------------------------------------------------------------------
-
-// n elements as floats, where they are or at `room`.
-template <typename T> const float* as_floats(const T* from, int64_t n, float* room) {
-  if constexpr (std::is_same_v<T, float>) {
-    return from;
-  } else {
-    gemm::widen<element_of(dtype_of<T>())>(reinterpret_cast<const std::byte*>(from), n, room);
-    return room;
-  }
-}
-// Elements of 16 bits, some neighbours at a time by way of floats, by the processor's own conversions: body(made, n, operands...), n floats
-// from those of the operands. float16 takes a fraction of the time so. bfloat16 is converted in a loop's own few instructions: one loop
-// over elements that aren't in the cache waits less than three do (measured).
-template <typename T, typename Body, typename... From> void by_floats(T* to, int64_t n, const Body& body, const From*... from) {
-  constexpr int64_t kSome = 512;
-  float made[kSome], rooms[sizeof...(From)][kSome];
-  for (int64_t i = 0; i < n; i += kSome) {
-    const int64_t count = std::min(kSome, n - i);
-    float(*room)[kSome] = rooms;
-    const std::array<const float*, sizeof...(From)> operands{as_floats(from + i, count, *room++)...};
-    std::apply([&](const auto*... of) { body(made, count, of...); }, operands);
-    gemm::narrow<element_of(dtype_of<T>())>(made, count, reinterpret_cast<std::byte*>(to + i));
-  }
-}
+// --- loops ---------------------------------------------------------------------------------------------------------------------------
 
 template <typename F, typename T, typename R> void unary_loop(F f, const T* x, R* y, int64_t n) {
-  if constexpr (std::is_same_v<T, float16> && std::is_same_v<R, float16>) {
-    by_floats(
-        y, n, [&](float* made, int64_t count, const float* of_x) { unary_loop(f, of_x, made, count); }, x);
-  } else {
-#pragma GCC ivdep
-    for (int64_t i = 0; i < n; ++i) y[i] = store<R>(f.value(load(x[i])));
-  }
+  map_elements(
+      y, n, [f](auto of_x) { return f.value(of_x); }, x);
 }
-
 template <typename F, typename T> void slope_loop(F f, const T* dy, const T* x, T* dx, int64_t n) {
-  if constexpr (std::is_same_v<T, float16>) {
-    by_floats(
-        dx, n, [&](float* made, int64_t count, const float* of_dy, const float* of_x) { slope_loop(f, of_dy, of_x, made, count); }, dy, x);
-  } else {
-#pragma GCC ivdep
-    for (int64_t i = 0; i < n; ++i) dx[i] = store<T>(load(dy[i]) * f.slope(load(x[i])));
-  }
+  map_elements(
+      dx, n, [f](auto of_dy, auto of_x) { return of_dy * f.slope(of_x); }, dy, x);
 }
-
 // A stride is 1 or 0 (one element for the whole row), known at compile time.
 template <int stride_a, int stride_b, typename F, typename T, typename R> void binary_loop(F f, const T* a, const T* b, R* y, int64_t n) {
-  if constexpr (std::is_same_v<T, float16> && std::is_same_v<R, float16> && stride_a + stride_b > 0) {
-    if constexpr (stride_a && stride_b) {
-      by_floats(
-          y, n, [&](float* made, int64_t count, const float* of_a, const float* of_b) { binary_loop<1, 1>(f, of_a, of_b, made, count); }, a,
-          b);
-    } else {
-      const float one = load(stride_a ? *b : *a);
-      const auto run = [&](float* made, int64_t count, const float* of_row) {
-        binary_loop<stride_a, stride_b>(f, stride_a ? of_row : &one, stride_a ? &one : of_row, made, count);
-      };
-      by_floats(y, n, run, stride_a ? a : b);
-    }
-  } else {
-    const T a0 = *a, b0 = *b;
-#pragma GCC ivdep
-    for (int64_t i = 0; i < n; ++i) y[i] = store<R>(f.value(load(stride_a ? a[i] : a0), load(stride_b ? b[i] : b0)));
-  }
+  if constexpr (stride_a && stride_b)
+    map_elements(
+        y, n, [f](auto of_a, auto of_b) { return f.value(of_a, of_b); }, a, b);
+  else if constexpr (stride_a)
+    map_elements(
+        y, n, [f, of_b = load(*b)](auto of_a) { return f.value(of_a, of_b); }, a);
+  else
+    map_elements(
+        y, n, [f, of_a = load(*a)](auto of_b) { return f.value(of_a, of_b); }, b);
 }
 
 #endif

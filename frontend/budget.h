@@ -30,5 +30,7 @@ int64_t reserve_for(const ProcessFootprint& job);
 // before there is a plan: pages of code come in pieces of a size that the kernel chooses, so that two runs differ by 1 MB, and a job at
 // the smallest budget that another run has named must still fit.
 int64_t raised_reserve(int64_t reserve, int64_t resident, bool is_planned);
+// The budget for a process that has taken so much before its arena is there.
+int64_t budget_above(int64_t peak);
 
 }  // namespace ort_train

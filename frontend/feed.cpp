@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cstring>
 #include <functional>
+#include <iterator>
 #include <numeric>
 
 #include "graph/error.h"
@@ -78,20 +79,33 @@ Feed::Feed(DataSet& data, const Graph& graph, const Binding& binding, const std:
   }
 }
 
+// Labels of one number may be an axis of one element.
+Shape without_ones(const Shape& shape) {
+  Shape others;
+  std::copy_if(shape.begin(), shape.end(), std::back_inserter(others), [](int64_t size) { return size != 1; });
+  return others;
+}
+
 void Feed::add(const std::string& input, const std::string& field, ValueId value, const LabelSpec* labels) {
   const int index = data_.find(field);
   if (index < 0) throw error(ErrorCode::data, "{}: has no array '{}' for the labels: name it with `labels`", data_.path(), field);
   const Field& from = data_.fields()[static_cast<size_t>(index)];
   const TensorType wanted = graph_.value(value).type();
   const Shape sample = wanted.shape.empty() ? Shape{} : Shape(wanted.shape.begin() + 1, wanted.shape.end());
-  const bool is_cut = from.shape != sample && binding_.cut(from.shape, length_) == sample;
-  if (wanted.shape.empty() || (from.shape != sample && !is_cut)) {
+  const bool is_same = from.shape == sample || (labels != nullptr && without_ones(from.shape) == without_ones(sample));
+  const bool is_cut = !is_same && binding_.cut(from.shape, length_) == sample;
+  if (wanted.shape.empty() || (!is_same && !is_cut)) {
     throw error(ErrorCode::data, "{}: array '{}' has samples of shape {}, {} wants {}", data_.path(), field, to_string(from.shape),
                 labels ? "the loss" : "input '" + input + "'", to_string(sample));
   }
   if (!converts(from.element, wanted.dtype)) {
-    throw error(ErrorCode::data, "{}: array '{}' is {}, {} wants {}", data_.path(), field, to_string(from.element),
-                labels ? "the loss" : "input '" + input + "'", to_string(wanted.dtype));
+    throw error(ErrorCode::data, "{}: array '{}' is {}, {} wants {}: convert it (in NumPy, with astype)", data_.path(), field,
+                to_string(from.element), labels ? "the loss" : "input '" + input + "'", to_string(wanted.dtype));
+  }
+  if (labels != nullptr && labels->causal && wanted.shape.size() < 2) {
+    throw error(
+        ErrorCode::usage,
+        "the loss has one label a sample, and `task` causal-lm learns each label of a sequence from those before it: leave `task` out");
   }
   Slot slot{.value = value,
             .field = static_cast<size_t>(index),

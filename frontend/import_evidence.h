@@ -74,6 +74,7 @@ Verdicts find_constant_places(const Evidence& evidence, const Undecided& open); 
 Verdicts find_small(const Evidence& evidence, const Undecided& open);            // of one element
 Verdicts find_unweighted_places(const Evidence& evidence,
                                 const Undecided& open);  // comparisons, bounds, exponents, initial states, an input's mean
+Verdicts find_constants_of_code(const Evidence& evidence, const Undecided& open);     // of files that PyTorch traced
 Verdicts find_unweighted_constants(const Evidence& evidence, const Undecided& open);  // Constant nodes that feed no layer
 // Whether a tensor all of whose elements are `number` may be a weight: a layer's bias or scale, or zeros of a product.
 bool is_fresh_weight(const Evidence& evidence, const Subject& subject, double number);

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <array>
+#include <cctype>
 
 #include "frontend/import_evidence.h"
 #include "graph/onnx/schema.h"
@@ -15,6 +16,8 @@ constexpr NoteText kSmall{"has one element, which weights seldom have: left as i
                           "have one element, which weights seldom have: left as they are (`train` changes that)"};
 constexpr NoteText kUnweighted{"stands where weights seldom do: left as it is (`train` changes that)",
                                "stand where weights seldom do: left as they are (`train` changes that)"};
+constexpr NoteText kOfCode{"is a constant of the model's code, no parameter: left as it is (`train` changes that)",
+                           "are constants of the model's code, no parameters: left as they are (`train` changes that)"};
 
 enum class Part { weight, bias, scale, other };
 
@@ -144,6 +147,15 @@ bool is_normalising(const Evidence& evidence, const onnx::NodeDef& node) {
   });
 }
 
+// Whether it has a name that people give, not one that exporters number: "encoder.scale", "temperature", not "onnx::Mul_12", "val_12".
+bool is_attribute(const Subject& subject) {
+  const std::string& name = subject.candidate.name;
+  if (name.find('.') != std::string::npos) return true;
+  const bool is_word =
+      std::all_of(name.begin(), name.end(), [](char c) { return std::isalnum(static_cast<unsigned char>(c)) || c == '_'; });
+  return is_word && !subject.in_node && !name.empty() && !std::isdigit(static_cast<unsigned char>(name.back()));
+}
+
 // Whether it is added to a product, or the bias of a layer: that of a layer of one unit has one element.
 bool is_bias(const Evidence& evidence, const Use& use) {
   if (const Role* role = find_role(use)) return role->part == Part::bias;
@@ -153,6 +165,8 @@ bool is_bias(const Evidence& evidence, const Use& use) {
   const onnx::NodeDef* const other = maker_of(evidence, inputs[1 - use.input]);
   return other != nullptr && (other->op_type == "MatMul" || other->op_type == "Gemm" || other->op_type.starts_with("Conv"));
 }
+
+bool is_slope(const Use& use) { return use.op_type == "PRelu" && use.input == 1; }
 
 // Whether all but one of the dimensions are 1.
 bool is_vector(const Shape& shape) {
@@ -249,8 +263,9 @@ Verdicts find_small(const Evidence& evidence, const Undecided& open) {
     if (element_count(tensor.shape) != 1) continue;
     const std::vector<Use>& ends = evidence.subjects[i].ends;
     if (!tensor.shape.empty() && std::any_of(ends.begin(), ends.end(), [&](const Use& use) { return is_bias(evidence, use); })) continue;
-    // Every model has numbers of no dimension; a module's attribute ("encoder.scale") is worth telling of.
-    const bool tells = !tensor.shape.empty() || evidence.subjects[i].candidate.name.find('.') != std::string::npos;
+    if (std::any_of(ends.begin(), ends.end(), is_slope)) continue;
+    // Every model has numbers of no dimension; a module's attribute ("encoder.scale", "temperature") is worth telling of.
+    const bool tells = !tensor.shape.empty() || is_attribute(evidence.subjects[i]);
     verdicts.push_back({i, {.treatment = Treatment::constant, .why = "one element", .note = tells ? &kSmall : nullptr}});
   }
   return verdicts;
@@ -267,6 +282,28 @@ Verdicts find_unweighted_places(const Evidence& evidence, const Undecided& open)
         return find_role({.op_type = op, .input = 1}) ? fmt::format("initial state of {}", op) : fmt::format("taken by {}", op);
       },
       &kUnweighted);
+}
+
+// PyTorch's exporter by tracing writes parameters as initializers, and tensors that the model's code makes as Constant nodes that it names
+// "/encoder/Constant_1_output_0": zeros to begin with, tables of positions. A file in which weights are such nodes, too, was frozen.
+Verdicts find_constants_of_code(const Evidence& evidence, const Undecided& open) {
+  const auto is_weight = [](const Subject& subject) {
+    return !subject.in_node && std::any_of(subject.ends.begin(), subject.ends.end(), [](const Use& use) {
+      const Role* const role = find_role(use);
+      return role != nullptr && role->part == Part::weight;
+    });
+  };
+  if (std::none_of(evidence.subjects.begin(), evidence.subjects.end(), is_weight)) return {};
+  return left_where(
+      evidence, open,
+      [](const Subject& subject) -> std::string {
+        std::string_view name = subject.candidate.name;
+        const size_t slash = name.rfind('/');
+        if (!subject.in_node || slash == std::string_view::npos) return "";
+        name.remove_prefix(slash + 1);
+        return name.starts_with("Constant_") && name.ends_with("output_0") ? "a constant of the model's code" : "";
+      },
+      &kOfCode);
 }
 
 Verdicts find_unweighted_constants(const Evidence& evidence, const Undecided& open) {

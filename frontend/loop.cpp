@@ -189,12 +189,16 @@ void Loop::check_space() const {
       options_.output_dir, *free, wanted, each, kept, model);
 }
 
-std::string Loop::why_not_finite(const StepResult& result) const {
+std::string Loop::why_not_finite(const StepResult& result, int64_t step) const {
   if (std::isfinite(result.loss) && std::isfinite(result.grad_norm)) return {};
-  const char* const what_to_do = job_.types.low == DType::float16 && !job_.scaling.is_on() && std::isfinite(result.loss)
-                                     ? "float16 holds no number beyond 65504: let `loss_scale` be dynamic, or use `bf16`"
-                                     : "lower `learning_rate`, or warm up longer";
-  return fmt::format("the loss is {}, the gradient norm {}: {}", result.loss, result.grad_norm, what_to_do);
+  const char* what_to_do = "lower `learning_rate`, or warm up longer";
+  if (job_.types.low == DType::float16 && !job_.scaling.is_on() && std::isfinite(result.loss))
+    what_to_do = "float16 holds no number beyond 65504: let `loss_scale` be dynamic, or use `bf16`";
+  else if (step == 1)
+    what_to_do = "nothing has been learned yet, so it comes from the data, the model's weights, or numbers too large for `bf16` or `fp16`";
+  const auto text = [](double x) { return std::isnan(x) ? "nan" : fmt::format("{}", x); };  // without its sign
+  return fmt::format("the loss is {}, the gradient norm {}: {} (`detect_anomaly` names the first node that makes such numbers)",
+                     text(result.loss), text(result.grad_norm), what_to_do);
 }
 
 Error Loop::ended(ErrorCode code, int64_t step, const std::string& why) const {

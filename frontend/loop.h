@@ -46,8 +46,8 @@ class Loop {
   void save(bool note_it);
   void observe(const EvalReport& evaluated);
   void note(const std::string& text) const;
-  Error ended(ErrorCode code, int64_t step, const std::string& why) const;  // says what was saved last
-  std::string why_not_finite(const StepResult& result) const;
+  Error ended(ErrorCode code, int64_t step, const std::string& why) const;   // says what was saved last
+  std::string why_not_finite(const StepResult& result, int64_t step) const;  // empty: it is
 
   const Job& job_;
   const Options& options_;

@@ -187,7 +187,7 @@ void Loop::Training::step() {
   const StepReport report = report_of(step, result, update, window.tokens);
   LossScaleState scale = state_.loss_scale;
   std::string wrong = scaling.update(scale, std::isfinite(result.grad_norm));
-  if (!is_skipped) wrong = loop_.why_not_finite(result);
+  if (!is_skipped) wrong = loop_.why_not_finite(result, step);
   if (!wrong.empty()) {
     log_.step(report, kNoLoss);
     throw loop_.ended(ErrorCode::diverged, step, wrong);

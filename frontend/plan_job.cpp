@@ -71,6 +71,7 @@ class JobPlanner {
   DiskLimits disk_limits(const Program& resident) const;
   std::optional<Placed> with_disk(const Placed& resident);
   void settle_pinning(const Program& program);
+  void check_peak() const;
   [[noreturn]] void refuse(const Placed& resident);
   [[noreturn]] void refuse_disk(int64_t disk_bytes, int64_t memory) const;
   PlannedJob adopt(Placed placed);
@@ -103,6 +104,7 @@ PlannedJob JobPlanner::on_processor() {
   else if (options_.recompute == "auto")
     other = recomputing();
   if (!is_within_budget()) refuse(resident);
+  check_peak();
   return adopt(other ? std::move(*other) : std::move(resident));
 }
 
@@ -299,6 +301,17 @@ void JobPlanner::refuse(const Placed& resident) {
               made_.budget_is_machines ? "the memory that this machine has left is too little: " : "", grouped(made_.budget),
               grouped(bytes(Purpose::weights) + bytes(Purpose::gradients) + bytes(Purpose::optimizer)), grouped(least.budget), least.budget,
               least.set_by(), more);
+}
+
+// Planning itself takes memory, which a budget beside a very small arena may not have.
+void JobPlanner::check_peak() const {
+  if (!options_.budget_is_process || options_.budget == 0) return;
+  const int64_t peak = process_memory().peak;
+  if (peak <= options_.budget) return;
+  const int64_t enough = budget_above(peak);
+  throw error(ErrorCode::budget,
+              "importing and planning took {} bytes, more than `budget` {}: the smallest budget that would do is {} bytes (`budget` {})",
+              grouped(peak), options_.budget, grouped(enough), enough);
 }
 
 void JobPlanner::refuse_disk(int64_t disk_bytes, int64_t memory) const {

@@ -135,6 +135,7 @@ ValueId classes_last(LossBuilder& b, ValueId scores) {
   if (given != std::floor(given) || given < -static_cast<double>(rank) || given >= static_cast<double>(rank))
     b.fail("it has no axis {}", given);
   const int64_t axis = normalize_axis(static_cast<int64_t>(given), rank, "axis");
+  if (axis == 0 && rank > 1) b.fail("its axis 0 has the samples, so that it can't be the one of the classes (`axis`)");
   if (axis == rank - 1) return scores;
   std::vector<int64_t> permutation;
   for (int64_t i = 0; i < rank; ++i) {
@@ -503,6 +504,7 @@ std::vector<JobLoss> build_losses(Graph& graph, const LossSpec& spec) {
     for (const ValueId output : outputs) read.push_back(logits_behind(graph, term, def, output));
     LossBuilder builder(graph, term, def, outputs, read);
     def.build(builder);
+    builder.loss.sum = builder.cast(builder.loss.sum, DType::float32);  // as it is read, whatever the model computes in
     losses.push_back(std::move(builder.loss));
   }
   return losses;

@@ -1,6 +1,7 @@
 // BatchNormalization from import to training: which nodes are live, that memory and recompute change no bit and update running statistics
 // once a batch, that evaluation is frozen, and what is refused.
 
+#include <fmt/printf.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -147,6 +148,33 @@ TEST_F(BatchNorm, StatisticsThatAreComputedCantBeLive) {
     })";
   EXPECT_EQ(obstacle(text), "");
   EXPECT_HAS(obstacle(text, {.batch_norm = "live"}), "are no initializers");
+}
+
+// As the weights of convolutions that are standardised in each step: by the exporter's statistics of them, or their own.
+TEST_F(BatchNorm, AWeightMayBeNormalized) {
+  const auto normalized = [&](const char* layer) {
+    return import(fmt::sprintf(R"(<ir_version: 8, opset_import: ["" : 17]> g (float[batch, 3] x) => (float[batch, 2] y)
+      <float[3, 2] w = {1, 2, 4, 0, 3, 6}, float[2] s = {1, 2}, float[2] b = {0, 1}> {
+        m = ReduceMean <axes = [0], keepdims = 0> (w)
+        c = Sub (w, m)
+        q = Mul (c, c)
+        v = ReduceMean <axes = [0], keepdims = 0> (q)
+        %s (w, s, b, m, v)
+        y = MatMul (x, n)
+      })",
+                               layer));
+  };
+  const auto y_of = [](const Imported& imported) {
+    const Tensor x = make_tensor<float>({4, 3}, {1, 2, 3, 4, 5, 6, 7, 8, 9, 1, 0, 1});
+    return run_imported(imported, {{"x", x}}).at("y");
+  };
+  const Tensor computed = y_of(normalized("n = BatchNormalization"));
+  const Imported live = normalized("n, a, d = BatchNormalization <training_mode = 1>");
+  EXPECT_THAT(ops(live.graph), Contains("LiveBatchNormalization"));
+  EXPECT_THAT(ops(live.graph), ::testing::Not(Contains("RunningStatistics")));
+  const Tensor of_live = y_of(live);
+  for (size_t i = 0; i < 8; ++i) EXPECT_NEAR(computed.data<float>()[i], of_live.data<float>()[i], 1e-4) << i;
+  EXPECT_NEAR(of_live.data<float>()[0], -1.336306 + 2 * 1.069045 + 3 * 0.267261, 1e-4);
 }
 
 TEST_F(BatchNorm, EvaluationAndPredictionAreFrozen) {

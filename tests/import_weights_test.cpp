@@ -1,6 +1,8 @@
 // Import: which weights a model has, where they stand in its files, and which of them are one.
 
 #include <fmt/format.h>
+#include <fmt/printf.h>
+#include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <onnx/checker.h>
 
@@ -94,6 +96,44 @@ TEST(ImportWeights, ConstantNodesThatFeedProductsAreWeights) {
   EXPECT_EQ(parameter_names(imported), (Names{"w", "flat"}));
   const auto y = run_imported(imported, {{"x", make_tensor<float>({1, 2}, {1, 1})}}).at("y");
   EXPECT_EQ(floats(y), (std::vector<float>{21, 39}));
+}
+
+// Those that PyTorch's exporter names where it has traced a model's code; but not where its weights are such nodes, too.
+TEST(ImportWeights, ConstantsOfTracedCodeAreNoWeights) {
+  const TestFolder folder;
+  const auto imported_names = [&](const char* initializers, const char* constants) {
+    pb::ModelProto model = model_of(fmt::sprintf(R"(<ir_version: 8, opset_import: ["" : 15]>
+      g (float[?, 2] x) => (float[?, 2] y) %s {
+        %s
+        table = Constant <value = float[2] {10, 20}> ()
+        p = MatMul (x, w)
+        y = Add (p, table)
+      })",
+                                                 initializers, constants));
+    const auto rename = [](std::string& name) {
+      if (name == "table") name = "/encoder/Constant_1_output_0";
+    };
+    for (pb::NodeProto& node : *model.mutable_graph()->mutable_node()) {
+      for (std::string& name : *node.mutable_input()) rename(name);
+      for (std::string& name : *node.mutable_output()) rename(name);
+    }
+    return parameter_names(import_file(write_model(folder, model), {.shapes = {{"x.0", 1}}, .bound_inputs = {}}));
+  };
+  EXPECT_EQ(imported_names("<float[2, 2] w = {1, 2, 3, 4}>", ""), (Names{"w"}));
+  EXPECT_EQ(imported_names("", "w = Constant <value = float[2, 2] {1, 2, 3, 4}> ()"), (Names{"w", "/encoder/Constant_1_output_0"}));
+}
+
+TEST(ImportWeights, OfOneElementSlopesAreTrainedAndNamedOnesNoted) {
+  const TestFolder folder;
+  const Imported imported = import_file(write_model(folder, R"(<ir_version: 8, opset_import: ["" : 17]>
+    g (float[2, 3] x) => (float[2, 3] y) <float[1] slope = {0.25}, float temperature = {0.07}, float val_12 = {2}> {
+      p = PRelu (x, slope)
+      q = Mul (p, val_12)
+      y = Mul (q, temperature)
+    })"));
+  EXPECT_EQ(parameter_names(imported), (Names{"slope"}));
+  ASSERT_EQ(imported.info.notes.size(), 1u);
+  EXPECT_THAT(imported.info.notes[0], ::testing::StartsWith("'temperature' has one element"));
 }
 
 TEST(ImportWeights, WhatTheStandardCallsNotDifferentiableIsNoWeight) {

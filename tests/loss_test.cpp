@@ -17,16 +17,16 @@ struct Losses : TrainerRuns {
   std::vector<std::string> notes;
 
   // A classifier that ends in these nodes, which make y of z.
-  Options classifier(const std::string& name, const std::string& end) {
+  Options classifier(const std::string& name, const std::string& end, const char* type = "float", const Shape& of_labels = {kSamples}) {
     std::vector<int64_t> labels;
     for (int64_t i = 0; i < kSamples; ++i) labels.push_back(i * 5 % 7 % kClasses);
     Options o;
     o.data = Arrays()
                  .add("x", {kSamples, kWidth}, numbers(kSamples * kWidth, 389))
-                 .add("labels", {kSamples}, labels)
-                 .write(folder / "data.safetensors");
+                 .add("labels", of_labels, labels)
+                 .write(folder / (name + ".safetensors"));
     auto model = fixtures::model_of(fmt::format(
-        R"(<ir_version: 8, opset_import: ["" : 17]> g (float[batch, 6] x) => (float[batch, 4] y) {{ z = MatMul (x, w) {} }})", end));
+        R"(<ir_version: 8, opset_import: ["" : 17]> g (float[batch, 6] x) => ({}[batch, 4] y) {{ z = MatMul (x, w) {} }})", type, end));
     *model.mutable_graph()->add_initializer() = fixtures::tensor_of("w", {kWidth, kClasses}, numbers(kWidth * kClasses, 97));
     o.model = write_model(folder, model, name + ".onnx");
     o.batch_size = 8;
@@ -87,6 +87,27 @@ TEST_F(Losses, OfASigmoidAreThoseOfItsLogits) {
   EXPECT_TRUE(is_noted("the output 'y' is a Sigmoid: the loss is taken of what goes into it"));
   losses(classifier("mistaken", "y = Sigmoid (z)"), "mistaken");
   EXPECT_TRUE(is_noted("is `loss` binary_cross_entropy meant?"));
+}
+
+TEST_F(Losses, OfFloat64AreThoseOfFloat32) {
+  const std::vector<double> plain = losses(classifier("single", "y = Identity (z)"), "single");
+  const std::vector<double> wide = losses(classifier("double", "y = Cast <to = 11> (z)", "double"), "double");
+  ASSERT_EQ(wide.size(), plain.size());
+  for (size_t i = 0; i < plain.size(); ++i) EXPECT_NEAR(wide[i], plain[i], 1e-5) << i;
+}
+
+TEST_F(Losses, LabelsMayHaveAnAxisOfOne) {
+  const std::vector<double> plain = losses(classifier("flat", "y = Identity (z)"), "flat");
+  EXPECT_EQ(losses(classifier("column", "y = Identity (z)", "float", {kSamples, 1}), "column"), plain);
+}
+
+TEST_F(Losses, OfSamplesAndNoSequencesAreRefusedWhereTheyCantBe) {
+  Options o = classifier("axes", "y = Identity (z)");
+  o.loss = "cross_entropy(axis=0)";
+  EXPECT_THAT(fixtures::error_of([&] { Trainer{o}; }).what(), ::testing::HasSubstr("its axis 0 has the samples"));
+  o.loss = "cross_entropy";
+  o.task = "causal-lm";
+  EXPECT_THAT(fixtures::error_of([&] { Trainer{o}; }).what(), ::testing::HasSubstr("leave `task` out"));
 }
 
 TEST_F(Losses, TermsOfCrossEntropyNeedIt) {

@@ -26,6 +26,7 @@
 #include "exec/fused_elementwise.h"
 #include "exec/gemm_micro.h"
 #include "exec/lane_rows.h"
+#include "exec/map_elements.h"
 #include "exec/normalization.h"
 #include "exec/op_list.h"
 
@@ -97,13 +98,8 @@ int64_t channels_per_task(const Layout& l) { return std::max<int64_t>(1, 32768 /
 // --- y --------------------------------------------------------------------------------------------------------------------------------
 
 template <typename T, typename C = Compute<T>> void normalize_plane(const T* x, T* y, int64_t n, C mean, C factor, C bias) {
-  if constexpr (is_half(dtype_of<T>())) {
-    by_floats(
-        y, n, [&](float* made, int64_t count, const float* of_x) { normalize_plane(of_x, made, count, mean, factor, bias); }, x);
-  } else {
-#pragma GCC ivdep
-    for (int64_t i = 0; i < n; ++i) y[i] = math::fma(x[i] - mean, factor, bias);
-  }
+  map_elements(
+      y, n, [=](C value) { return math::fma(value - mean, factor, bias); }, x);
 }
 
 // Brings n elements into the cache meanwhile: the same channel's of the next sample. Planes of 16 bits are short for the processor to
@@ -268,24 +264,12 @@ KernelRun live(const KernelSpec& spec) {
 
 template <typename T, typename C = Compute<T>>
 void gradient_plane(const T* dy, const T* x, T* dx, int64_t n, C mean, C factor, C of_one, C of_deviation) {
-  if constexpr (is_half(dtype_of<T>())) {
-    const auto run = [&](float* made, int64_t count, const float* of_dy, const float* of_x) {
-      gradient_plane(of_dy, of_x, made, count, mean, factor, of_one, of_deviation);
-    };
-    by_floats(dx, n, run, dy, x);
-  } else {
-#pragma GCC ivdep
-    for (int64_t i = 0; i < n; ++i) dx[i] = factor * (dy[i] - math::fma(x[i] - mean, of_deviation, of_one));
-  }
+  map_elements(
+      dx, n, [=](C d, C value) { return factor * (d - math::fma(value - mean, of_deviation, of_one)); }, dy, x);
 }
-template <typename T> void scaled_plane(const T* dy, T* dx, int64_t n, Compute<T> factor) {
-  if constexpr (is_half(dtype_of<T>())) {
-    by_floats(
-        dx, n, [&](float* made, int64_t count, const float* of_dy) { scaled_plane(of_dy, made, count, factor); }, dy);
-  } else {
-#pragma GCC ivdep
-    for (int64_t i = 0; i < n; ++i) dx[i] = factor * dy[i];
-  }
+template <typename T, typename C = Compute<T>> void scaled_plane(const T* dy, T* dx, int64_t n, C factor) {
+  map_elements(
+      dx, n, [=](C d) { return factor * d; }, dy);
 }
 
 KernelRun backward(const KernelSpec& spec) {
@@ -350,10 +334,10 @@ KernelRun backward(const KernelSpec& spec) {
   });
 }
 
-ValueId by_channel(GradientBuilder& g, ValueId value, const Shape& x) {  // (C) -> (C, 1, 1)
+ValueId by_channel(Builder& builder, ValueId value, const Shape& x) {  // (C) -> (C, 1, 1)
   Shape shape(x.size() - 1, 1);
   shape[0] = x[1];
-  return g.reshape(value, shape);
+  return builder.reshape(value, shape);
 }
 
 void emit_gradient(GradientBuilder& g, const Node& node, ValueId mean, ValueId variance, bool live) {
@@ -430,6 +414,15 @@ void outside_training(Graph& graph, NodeId id) {
 
 bool reads(const Node& node, ValueId value) { return std::find(node.inputs.begin(), node.inputs.end(), value) != node.inputs.end(); }
 
+// Normalising by a mean and a variance that the model computes, of a weight, say: they have gradients, too.
+ValueId normalize_by_computed(Lowering& l, ValueId x, const ValueId (&statistics)[2], float epsilon) {
+  const Shape shape = l.shape(x);
+  const ValueId deviation = l.emit("Sqrt", {l.emit("Add", {statistics[1], l.scalar_like(statistics[1], epsilon)})});
+  const ValueId factor = l.emit("Div", {l.input(1), deviation});
+  const ValueId centered = l.emit("Sub", {x, by_channel(l, statistics[0], shape)});
+  return l.emit("Add", {l.emit("Mul", {centered, by_channel(l, factor, shape)}), by_channel(l, l.input(2), shape)});
+}
+
 // The importer has settled attribute training_mode: what the file says, or the user.
 void lower(Lowering& l) {
   const ValueId x = l.input(0), running[2] = {l.input(3), l.input(4)};
@@ -439,8 +432,16 @@ void lower(Lowering& l) {
   if (live && running[0] == running[1])
     l.fail(
         fmt::format("'{}' is its running mean and its running variance: the exporter has merged equal tensors", l.value(running[0]).name));
+  const auto are = [&](ValueKind kind) {
+    return std::all_of(std::begin(running), std::end(running), [&](ValueId value) { return l.value(value).kind == kind; });
+  };
+  if (!live && are(ValueKind::activation))
+    return l.output(0, normalize_by_computed(l, x, running, l.node.attributes.get("epsilon", kUsualEpsilon)));
+  // Those that aren't initializers, as where a weight is normalised in every step, are begun anew each time: nobody keeps what they become.
+  const bool is_kept = !live || l.value(running[0]).kind == ValueKind::parameter || l.value(running[1]).kind == ValueKind::parameter;
   for (const ValueId value : running) {
     const Value& statistic = l.value(value);
+    if (!is_kept) break;
     if (statistic.kind == ValueKind::parameter && statistic.trainable)
       l.fail(fmt::format("its running statistic '{}' is a trained weight as well: the exporter has merged equal tensors", statistic.name));
     if (live && statistic.kind != ValueKind::parameter)
@@ -460,6 +461,7 @@ void lower(Lowering& l) {
     const ValueId taken = l.emit("Mul", {results[i], l.scalar_like(results[i], 1 - double{momentum})});
     l.output(i, l.emit("Add", {kept, l.cast(taken, l.dtype(kept))}));
   }
+  if (!is_kept) return l.output(0, results[0]);
   const std::vector<ValueId> changed =
       l.emit_many("RunningStatistics", {running[0], running[1], results[1], results[2]}, {{"momentum", momentum}}, 2);
   for (const ValueId value : changed) l.graph().value(value).kind = ValueKind::parameter;

@@ -22,6 +22,7 @@
 
 #include "exec/lane_rows.h"
 #include "exec/lanes.h"
+#include "exec/map_elements.h"
 #include "exec/math.h"
 #include "exec/op_list.h"
 
@@ -158,12 +159,13 @@ template <typename T> KernelRun forward(const KernelSpec& spec) {
 // dx = e^(x - lse) * scale - less * weights; dx may be x.
 template <typename T>
 void scaled_softmax(const T* x, T* dx, int64_t n, Compute<T> lse, Compute<T> scale, Compute<T> less, const Compute<T>* weights) {
-  for (int64_t i = 0; i < n; ++i) dx[i] = store<T>(math::exp(load(x[i]) - lse) * scale - less * weights[i]);
+  map_elements(
+      dx, n, [=](Compute<T> value, Compute<T> weight) { return math::exp(value - lse) * scale - less * weight; }, x, weights);
 }
 // The same where the classes have no weights.
 template <typename T> void scaled_softmax(const T* x, T* dx, int64_t n, Compute<T> lse, Compute<T> scale, Compute<T> less) {
-#pragma GCC ivdep
-  for (int64_t i = 0; i < n; ++i) dx[i] = store<T>(math::exp(load(x[i]) - lse) * scale - less);
+  map_elements(
+      dx, n, [=](Compute<T> value) { return math::exp(value - lse) * scale - less; }, x);
 }
 
 template <typename T> KernelRun backward(const KernelSpec& spec) {

@@ -6,6 +6,7 @@
 // h, dbias = sum over rows of dy.
 
 #include "exec/lane_rows.h"
+#include "exec/map_elements.h"
 #include "exec/normalization.h"
 #include "exec/op_list.h"
 
@@ -28,20 +29,13 @@ template <typename T, typename C = Compute<T>> RowMoments<C> moments(const T* x,
 
 template <typename X, typename S, typename Y>
 void normalize_row(const X* x, const S* scale, const S* bias, Y* y, int64_t n, RowMoments<Compute<X>> m) {
-  if constexpr (is_half(dtype_of<Y>())) {
-    const auto with_bias = [&](float* made, int64_t count, const float* of_x, const float* of_scale, const float* of_bias) {
-      normalize_row(of_x, of_scale, of_bias, made, count, m);
-    };
-    const auto without = [&](float* made, int64_t count, const float* of_x, const float* of_scale) {
-      normalize_row<float, float, float>(of_x, of_scale, nullptr, made, count, m);
-    };
-    bias ? by_floats(y, n, with_bias, x, scale, bias) : by_floats(y, n, without, x, scale);
-  } else if (bias) {
-#pragma GCC ivdep
-    for (int64_t i = 0; i < n; ++i) y[i] = store<Y>(math::fma((load(x[i]) - m.mean) * m.inv_std_dev, load(scale[i]), load(bias[i])));
+  if (bias) {
+    map_elements(
+        y, n, [m](auto of_x, auto factor, auto added) { return math::fma((of_x - m.mean) * m.inv_std_dev, factor, added); }, x, scale,
+        bias);
   } else {
-#pragma GCC ivdep
-    for (int64_t i = 0; i < n; ++i) y[i] = store<Y>((load(x[i]) - m.mean) * m.inv_std_dev * load(scale[i]));
+    map_elements(
+        y, n, [m](auto of_x, auto factor) { return (of_x - m.mean) * m.inv_std_dev * factor; }, x, scale);
   }
 }
 
@@ -79,15 +73,18 @@ void gradient_row(const Y* dy, const X* x, const S* scale, X* dx, C* dscale, C* 
   };
   const TwoSums<C> sums = sum_rows_twice<X>(n, add, dy, scale, x);
   const C mean_g = sums.first / static_cast<C>(n), mean_gh = sums.second / static_cast<C>(n);
+  if (with_scale) {
 #pragma GCC ivdep
-  for (int64_t i = 0; i < n; ++i) {
-    const C d = load(dy[i]), h = (load(x[i]) - m.mean) * m.inv_std_dev;
-    if (with_scale) {
-      dscale[i] = math::fma(d, h, dscale[i]);
+    for (int64_t i = 0; i < n; ++i) {
+      const C d = load(dy[i]);
+      dscale[i] = math::fma(d, (load(x[i]) - m.mean) * m.inv_std_dev, dscale[i]);
       dbias[i] += d;
     }
-    dx[i] = store<X>(m.inv_std_dev * (d * load(scale[i]) - mean_g - h * mean_gh));
   }
+  const auto of_x = [=](C d, C value, C factor) {
+    return m.inv_std_dev * (d * factor - mean_g - (value - m.mean) * m.inv_std_dev * mean_gh);
+  };
+  map_elements(dx, n, of_x, dy, x, scale);
 }
 
 KernelRun backward(const KernelSpec& spec) {

@@ -5,6 +5,7 @@
 // dx = inv_rms * (g - h * mean(g * h)), dscale = sum over rows of dy * h.
 
 #include "exec/lane_rows.h"
+#include "exec/map_elements.h"
 #include "exec/normalization.h"
 #include "exec/op_list.h"
 
@@ -26,8 +27,8 @@ KernelRun forward(const KernelSpec& spec) {
           const C squares = sum_rows<X>(
               n, [](C lane, C value) { return math::fma(value, value, lane); }, x);
           const C inverse = C(1) / math::sqrt(squares / static_cast<C>(n) + epsilon);
-#pragma GCC ivdep
-          for (int64_t i = 0; i < n; ++i) y[i] = store<Y>(load(x[i]) * inverse * load(scale[i]));
+          map_elements(
+              y, n, [inverse](auto of_x, auto factor) { return of_x * inverse * factor; }, x, scale);
           if (inv_rms) inv_rms[r] = inverse;
         }
       });
@@ -41,12 +42,12 @@ void gradient_row(const Y* dy, const X* x, const S* scale, X* dx, C* dscale, int
   const auto add = [&](C lane, C d, C factor, C value) { return math::fma(d * factor, value * inv_rms, lane); };
   const C sum = sum_rows<X>(n, add, dy, scale, x);
   const C mean = sum / static_cast<C>(n);
+  if (with_scale) {
 #pragma GCC ivdep
-  for (int64_t i = 0; i < n; ++i) {
-    const C d = load(dy[i]), h = load(x[i]) * inv_rms;
-    if (with_scale) dscale[i] = math::fma(d, h, dscale[i]);
-    dx[i] = store<X>(inv_rms * (d * load(scale[i]) - h * mean));
+    for (int64_t i = 0; i < n; ++i) dscale[i] = math::fma(load(dy[i]), load(x[i]) * inv_rms, dscale[i]);
   }
+  map_elements(
+      dx, n, [=](C d, C value, C factor) { return inv_rms * (d * factor - value * inv_rms * mean); }, dy, x, scale);
 }
 
 KernelRun backward(const KernelSpec& spec) {

@@ -9,6 +9,7 @@
 #include <limits>
 
 #include "exec/lanes.h"
+#include "exec/map_elements.h"
 #include "exec/op_list.h"
 
 ORT_TRAIN_OPS_BEGIN
@@ -30,8 +31,8 @@ struct SoftmaxRow {
       for (int64_t i = 0; i < n; ++i) y[i] = y[i] / sum;
     } else {  // y would round the exponentials
       const C sum = sum_row<T>(n, [&](C lane, int64_t i) { return lane + math::exp(load(x[i]) - largest); });
-#pragma GCC ivdep
-      for (int64_t i = 0; i < n; ++i) y[i] = store<T>(math::exp(load(x[i]) - largest) / sum);
+      map_elements(
+          y, n, [=](C value) { return math::exp(value - largest) / sum; }, x);
     }
   }
 };
@@ -42,8 +43,8 @@ struct LogSoftmaxRow {
     const C largest = max_row(x, n);
     const C sum = sum_row<T>(n, [&](C lane, int64_t i) { return lane + math::exp(load(x[i]) - largest); });
     const C log_sum = math::log(sum);
-#pragma GCC ivdep
-    for (int64_t i = 0; i < n; ++i) y[i] = store<T>((load(x[i]) - largest) - log_sum);
+    map_elements(
+        y, n, [=](C value) { return (value - largest) - log_sum; }, x);
   }
 };
 
@@ -52,8 +53,8 @@ struct SoftmaxGradRow {
   template <typename T> static void run(const T* dy, const T* y, T* dx, int64_t n) {
     using C = Compute<T>;
     const C sum = sum_row<T>(n, [&](C lane, int64_t i) { return math::fma(load(dy[i]), load(y[i]), lane); });
-#pragma GCC ivdep
-    for (int64_t i = 0; i < n; ++i) dx[i] = store<T>(load(y[i]) * (load(dy[i]) - sum));
+    map_elements(
+        dx, n, [=](C of_y, C d) { return of_y * (d - sum); }, y, dy);
   }
 };
 
@@ -62,8 +63,8 @@ struct LogSoftmaxGradRow {
   template <typename T> static void run(const T* dy, const T* y, T* dx, int64_t n) {
     using C = Compute<T>;
     const C sum = sum_row<T>(n, [&](C lane, int64_t i) { return lane + load(dy[i]); });
-#pragma GCC ivdep
-    for (int64_t i = 0; i < n; ++i) dx[i] = store<T>(load(dy[i]) - math::exp(load(y[i])) * sum);
+    map_elements(
+        dx, n, [=](C of_y, C d) { return d - math::exp(of_y) * sum; }, y, dy);
   }
 };
 

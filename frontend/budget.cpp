@@ -28,7 +28,7 @@ int64_t reserve_for(const ProcessFootprint& job) {
   constexpr int64_t kFileNode = 1 << 10;     // while importing
   constexpr int64_t kTensor = 2 << 10;       // places in files, headers of checkpoints
   constexpr int64_t kDisk = 8 * kMB;         // an engine with its threads and rings, checksums, a longer program
-  constexpr int64_t kStreamed = 3 << 9;      // of an instruction: planning when what is moved
+  constexpr int64_t kStreamed = 2 << 10;     // of an instruction: planning when what is moved
   const int64_t bytes = (job.whole_process ? kProcess : 0) + kLibrary + kThread * job.threads + kInstruction * job.instructions +
                         kKernel * job.kernels + kFileNode * job.file_nodes + kTensor * job.parameters + job.constant_bytes +
                         job.data_bytes + job.merging_bytes + (job.disk ? kDisk + kStreamed * job.instructions : 0);

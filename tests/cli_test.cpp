@@ -14,6 +14,7 @@
 #include <thread>
 
 #include "test_paths.h"
+#include "tests/chain_model.h"
 #include "tests/foreign_files.h"
 #include "tests/sanitized.h"
 #include "tests/test_files.h"
@@ -375,6 +376,20 @@ TEST_F(CommandLineTest, TheSmallestBudgetIsExact) {
     // Resident memory is flat: the budget is not merely generous.
     EXPECT_GT(result.peak, least - (16 << 20));
   }
+}
+
+// Planning a thousand nodes takes more than the arena of their tiny weights.
+TEST_F(CommandLineTest, PlanningStaysInTheSmallestBudget) {
+  if (kSanitized) GTEST_SKIP() << "as TheSmallestBudgetIsExact";
+  std::vector<std::string> job{write_chain(folder / "deep", 1000, 4), "--data", write_chain_data(folder / "deep", 512, 4)};
+  job.insert(job.end(), {"--loss", "mse", "--batch-size", "256", "--max-steps", "2", "--threads", "1", "--nvme-path", folder / ""});
+  job.insert(job.end(), {"--output-dir", folder / "o", "--overwrite", "--budget", "1MB"});
+  const std::string refusal = run(job).err;
+  ASSERT_NE(refusal.find("(--budget "), std::string::npos) << refusal;
+  job.back() = std::to_string(std::stoll(refusal.substr(refusal.find("(--budget ") + 10)));
+  const Result result = run(job);
+  EXPECT_EQ(result.code, 0) << result.err;
+  EXPECT_LE(result.peak, std::stoll(job.back()));
 }
 
 TEST_F(CommandLineTest, AKilledRunGoesOnBitForBit) {

@@ -381,7 +381,7 @@ TEST_F(CommandLineTest, TheSmallestBudgetIsExact) {
 // Planning a thousand nodes takes more than the arena of their tiny weights.
 TEST_F(CommandLineTest, PlanningStaysInTheSmallestBudget) {
   if (kSanitized) GTEST_SKIP() << "as TheSmallestBudgetIsExact";
-  std::vector<std::string> job{write_chain(folder / "deep", 1000, 4), "--data", write_chain_data(folder / "deep", 512, 4)};
+  std::vector<std::string> job{write_chain(folder / "deep", 1500, 4), "--data", write_chain_data(folder / "deep", 512, 4)};
   job.insert(job.end(), {"--loss", "mse", "--batch-size", "256", "--max-steps", "2", "--threads", "1", "--nvme-path", folder / ""});
   job.insert(job.end(), {"--output-dir", folder / "o", "--overwrite", "--budget", "1MB"});
   const std::string refusal = run(job).err;

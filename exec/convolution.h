@@ -121,7 +121,7 @@ inline int64_t samples_together(const Layout& l, int64_t columns) {
 // The size of so many equal parts, a multiple of `each`.
 inline int64_t equal_part(int64_t size, int64_t parts, int64_t each) { return divided_up(divided_up(size, parts), each) * each; }
 
-inline constexpr int64_t kPlainColumns = 480;  // of a tile of plain windows
+inline constexpr int64_t kPlainWindows = 480;  // of a tile of plain windows
 
 // Of the convolution.
 struct Tiles {
@@ -138,7 +138,7 @@ inline Tiles tiles_of(const Layout& l) {
   const int64_t all = l.windows.out_size();
   Tiles tiles{.samples = samples_together(l, kColumns)};
   tiles.groups_of_samples = divided_up(l.batch, tiles.samples);
-  tiles.columns = std::min(all, l.windows.plain() ? kPlainColumns : kColumns);
+  tiles.columns = std::min(all, l.windows.plain() ? kPlainWindows : kColumns);
   tiles.across = divided_up(all, tiles.columns);
   tiles.channels = tiles.gathers(l) ? std::clamp<int64_t>(kDepth / l.windows.taps(), 1, l.in_channels) : l.in_channels;
   tiles.rows = tiles.samples > 1 ? std::min(kMostRows, l.out_channels) : l.out_channels;
@@ -163,7 +163,7 @@ inline InputTiles input_tiles(const Layout& l, int64_t size) {
   const int64_t all = l.windows.out_size();
   InputTiles tiles{.samples = samples_together(l, kColumns)};
   tiles.groups_of_samples = divided_up(l.batch, tiles.samples);
-  tiles.columns = tiles.products_are_dx(l) ? std::min(all, kPlainColumns) : all;
+  tiles.columns = tiles.products_are_dx(l) ? std::min(all, kPlainWindows) : all;
   tiles.across = divided_up(all, tiles.columns);
   const int64_t bytes = l.windows.taps() * tiles.samples * all * size;
   if (tiles.products_are_dx(l))

@@ -67,7 +67,9 @@ template <typename F, typename T> void slope_loop(F f, const T* dy, const T* x, 
 }
 // A stride is 1 or 0 (one element for the whole row), known at compile time.
 template <int stride_a, int stride_b, typename F, typename T, typename R> void binary_loop(F f, const T* a, const T* b, R* y, int64_t n) {
-  if constexpr (stride_a && stride_b)
+  if constexpr (!stride_a && !stride_b)
+    std::fill_n(y, n, store<R>(f.value(load(*a), load(*b))));
+  else if constexpr (stride_a && stride_b)
     map_elements(
         y, n, [f](auto of_a, auto of_b) { return f.value(of_a, of_b); }, a, b);
   else if constexpr (stride_a)
@@ -238,7 +240,7 @@ template <typename F, typename Supported = Floats> KernelRun binary(const Kernel
   });
 }
 
-// --- as steps of a chain ----------------------------------------------------------------------------------------------------------------
+// --- fused with others ------------------------------------------------------------------------------------------------------------------
 
 using PrepareElements = Elements (*)(const KernelSpec&);
 

@@ -28,11 +28,15 @@ int64_t reserve_for(const ProcessFootprint& job) {
   constexpr int64_t kFileNode = 1 << 10;     // while importing
   constexpr int64_t kTensor = 2 << 10;       // places in files, headers of checkpoints
   constexpr int64_t kDisk = 8 * kMB;         // an engine with its threads and rings, checksums, a longer program
-  constexpr int64_t kStreamed = 2 << 10;     // of an instruction: planning when what is moved
   const int64_t bytes = (job.whole_process ? kProcess : 0) + kLibrary + kThread * job.threads + kInstruction * job.instructions +
                         kKernel * job.kernels + kFileNode * job.file_nodes + kTensor * job.parameters + job.constant_bytes +
-                        job.data_bytes + job.merging_bytes + (job.disk ? kDisk + kStreamed * job.instructions : 0);
+                        job.data_bytes + job.merging_bytes + (job.disk ? kDisk : 0);
   return whole(bytes, kMB);
+}
+
+int64_t planning_bytes(const ProcessFootprint& job) {
+  constexpr int64_t kInstruction = 3 << 10;
+  return job.disk ? whole(kInstruction * job.instructions, kMB) : 0;
 }
 
 int64_t raised_reserve(int64_t reserve, int64_t resident, bool is_planned) {

@@ -42,6 +42,13 @@ std::byte* take_corner(std::byte* out, const std::byte* in, std::span<const int6
   return out;
 }
 
+// Without its axes of one element: the elements and their order are the same.
+Shape without_ones(const Shape& shape) {
+  Shape others;
+  std::copy_if(shape.begin(), shape.end(), std::back_inserter(others), [](int64_t size) { return size != 1; });
+  return others;
+}
+
 }  // namespace
 
 int64_t index_limit(const Graph& graph, ValueId input) {
@@ -79,21 +86,17 @@ Feed::Feed(DataSet& data, const Graph& graph, const Binding& binding, const std:
   }
 }
 
-// Labels of one number may be an axis of one element.
-Shape without_ones(const Shape& shape) {
-  Shape others;
-  std::copy_if(shape.begin(), shape.end(), std::back_inserter(others), [](int64_t size) { return size != 1; });
-  return others;
-}
-
 void Feed::add(const std::string& input, const std::string& field, ValueId value, const LabelSpec* labels) {
   const int index = data_.find(field);
   if (index < 0) throw error(ErrorCode::data, "{}: has no array '{}' for the labels: name it with `labels`", data_.path(), field);
   const Field& from = data_.fields()[static_cast<size_t>(index)];
   const TensorType wanted = graph_.value(value).type();
   const Shape sample = wanted.shape.empty() ? Shape{} : Shape(wanted.shape.begin() + 1, wanted.shape.end());
-  const bool is_same = from.shape == sample || (labels != nullptr && without_ones(from.shape) == without_ones(sample));
-  const bool is_cut = !is_same && binding_.cut(from.shape, length_) == sample;
+  const auto fits = [&](const Shape& shape) {
+    return shape == sample || (labels != nullptr && without_ones(shape) == without_ones(sample));
+  };
+  const Shape cut = binding_.cut(from.shape, length_);
+  const bool is_same = fits(from.shape), is_cut = !is_same && fits(cut);
   if (wanted.shape.empty() || (!is_same && !is_cut)) {
     throw error(ErrorCode::data, "{}: array '{}' has samples of shape {}, {} wants {}", data_.path(), field, to_string(from.shape),
                 labels ? "the loss" : "input '" + input + "'", to_string(sample));
@@ -113,7 +116,7 @@ void Feed::add(const std::string& input, const std::string& field, ValueId value
             .elements = element_count(sample),
             .limit = labels != nullptr || is_floating(wanted.dtype) ? 0 : index_limit(graph_, value),
             .labels = labels,
-            .kept = is_cut ? sample : Shape{}};
+            .kept = is_cut ? cut : Shape{}};
   const size_t packed = static_cast<size_t>(from.bytes());
   if (is_cut || element_of(wanted.dtype) != from.element) buffer_.resize(std::max(buffer_.size(), packed));
   if (labels != nullptr) label_buffer_.resize(std::max(label_buffer_.size(), static_cast<size_t>(slot.elements * size_of(slot.dtype))));

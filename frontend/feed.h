@@ -33,7 +33,7 @@ struct LabelSpec {
 
 class Feed {
  public:
-  // Throws Error(data) in one sentence naming the array, what it is and what is wanted.
+  // Throws Error (data, usage) in one sentence naming the array, what it is and what is wanted.
   // `length`: of the graph's samples, where the job has several lengths.
   Feed(DataSet& data, const Graph& graph, const Binding& binding, const std::vector<LabelSpec>& labels, int64_t length = 0);
 

@@ -59,11 +59,11 @@ Needed needed_for(const onnx::GraphDef& graph, const std::vector<std::string>& o
 
 void note_modes(const onnx::GraphDef& graph, const Graph& imported, bool is_frozen, ModelInfo& info) {
   std::set<int64_t> drawing;  // Dropout nodes in training mode: nothing else of ONNX draws in training alone
-  int64_t dropout = 0, live = 0, frozen = 0;
+  const auto live = static_cast<int64_t>(live_layers(imported).size());
+  int64_t dropout = 0, frozen = 0;
   for (NodeId id : imported.order()) {
     const Node& node = imported.node(id);
     if (node.op->random && node.op->traits.outside_training) drawing.insert(node.attributes.get("ordinal", 0));
-    live += node.op->traits.statistics == Statistics::batch;
     frozen += node.op->traits.statistics == Statistics::running;
   }
   for (const onnx::NodeDef& node : graph.nodes) dropout += node.domain.empty() && node.op_type == "Dropout";

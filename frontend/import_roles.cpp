@@ -153,7 +153,7 @@ bool is_attribute(const Subject& subject) {
   if (name.find('.') != std::string::npos) return true;
   const bool is_word =
       std::all_of(name.begin(), name.end(), [](char c) { return std::isalnum(static_cast<unsigned char>(c)) || c == '_'; });
-  return is_word && !subject.in_node && !name.empty() && !std::isdigit(static_cast<unsigned char>(name.back()));
+  return is_word && !name.empty() && !std::isdigit(static_cast<unsigned char>(name.back()));
 }
 
 // Whether it is added to a product, or the bias of a layer: that of a layer of one unit has one element.
@@ -287,13 +287,15 @@ Verdicts find_unweighted_places(const Evidence& evidence, const Undecided& open)
 // PyTorch's exporter by tracing writes parameters as initializers, and tensors that the model's code makes as Constant nodes that it names
 // "/encoder/Constant_1_output_0": zeros to begin with, tables of positions. A file in which weights are such nodes, too, was frozen.
 Verdicts find_constants_of_code(const Evidence& evidence, const Undecided& open) {
+  // The right one of a product, whose left one may be what begins.
   const auto is_weight = [](const Subject& subject) {
-    return !subject.in_node && std::any_of(subject.ends.begin(), subject.ends.end(), [](const Use& use) {
+    return std::any_of(subject.ends.begin(), subject.ends.end(), [](const Use& use) {
       const Role* const role = find_role(use);
-      return role != nullptr && role->part == Part::weight;
+      return role != nullptr && role->part == Part::weight && use.input > 0;
     });
   };
-  if (std::none_of(evidence.subjects.begin(), evidence.subjects.end(), is_weight)) return {};
+  if (std::any_of(evidence.subjects.begin(), evidence.subjects.end(), [&](const Subject& s) { return s.in_node && is_weight(s); }))
+    return {};
   return left_where(
       evidence, open,
       [](const Subject& subject) -> std::string {
@@ -301,7 +303,7 @@ Verdicts find_constants_of_code(const Evidence& evidence, const Undecided& open)
         const size_t slash = name.rfind('/');
         if (!subject.in_node || slash == std::string_view::npos) return "";
         name.remove_prefix(slash + 1);
-        return name.starts_with("Constant_") && name.ends_with("output_0") ? "a constant of the model's code" : "";
+        return name.starts_with("Constant_") && name.ends_with("_output_0") ? "a constant of the model's code" : "";
       },
       &kOfCode);
 }

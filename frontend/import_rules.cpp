@@ -31,13 +31,13 @@ constexpr Rule kRules[] = {
     find_constant_places,    //
     find_small,              //
     find_unweighted_places,  //
-    find_constants_of_code,  //
     find_unweighted_constants,
     find_masks,        // before the others look at what is in them: most masks are mostly zeros
     find_rotary,       //
     find_frequencies,  //
     find_slopes,       //
-    find_uniform,
+    find_uniform,      //
+    find_constants_of_code,
 };
 
 // `texts` in the order of the rules.

@@ -46,11 +46,6 @@ void refuse_state_names(const Graph& graph, const Optimizer& optimizer) {
   }
 }
 
-bool has_live_layers(const Graph& graph) {
-  const auto& nodes = graph.order();
-  return std::any_of(nodes.begin(), nodes.end(), [&](NodeId id) { return graph.node(id).op->traits.statistics == Statistics::batch; });
-}
-
 // An adapter's files have nothing but adapters.
 void refuse_others(const Graph& graph, const std::vector<Adapter>& adapters) {
   std::set<std::string> own;
@@ -60,7 +55,7 @@ void refuse_others(const Graph& graph, const std::vector<Adapter>& adapters) {
       throw error(ErrorCode::usage, "`adapter_only` writes adapters alone, and '{}' is trained, too: leave it out, to get the whole model",
                   graph.value(id).name);
   }
-  if (has_live_layers(graph))
+  if (!live_layers(graph).empty())
     throw error(ErrorCode::usage,
                 "`adapter_only` writes adapters alone, and live BatchNormalization changes its statistics, too: leave it out, or let "
                 "`batch_norm` be frozen");
@@ -254,7 +249,7 @@ void Job::note_model(const Imported& imported) {
   for (const std::string& text : imported.info.notes) note_(text);
   if (adapting.is_on()) note_(adapters_note(imported, adapters, adapting));
   if (options.adapter_only) refuse_others(imported.graph, adapters);
-  if (options.gradient_accumulation_steps > 1 && has_live_layers(imported.graph))
+  if (options.gradient_accumulation_steps > 1 && !live_layers(imported.graph).empty())
     note_("with gradient accumulation live BatchNormalization sees each micro-batch by itself: a step is not that of one large batch");
 }
 
@@ -333,9 +328,8 @@ bool Job::has_weights_used_late() const {
 
 // A batch's own statistics need several values a channel.
 void Job::check_live_layers(const Graph& forward, int64_t batch) const {
-  for (const NodeId id : forward.order()) {
+  for (const NodeId id : live_layers(forward)) {
     const Node& node = forward.node(id);
-    if (node.op->traits.statistics != Statistics::batch) continue;
     const int64_t channels = element_count(forward.value(node.inputs[1]).shape),
                   elements = element_count(forward.value(node.inputs[0]).shape);
     if (elements > channels) continue;

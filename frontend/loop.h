@@ -47,7 +47,7 @@ class Loop {
   void observe(const EvalReport& evaluated);
   void note(const std::string& text) const;
   Error ended(ErrorCode code, int64_t step, const std::string& why) const;   // says what was saved last
-  std::string why_not_finite(const StepResult& result, int64_t step) const;  // empty: it is
+  std::string why_not_finite(const StepResult& result, int64_t step) const;  // empty: all is finite
 
   const Job& job_;
   const Options& options_;

@@ -250,7 +250,9 @@ std::optional<Placed> JobPlanner::with_disk(const Placed& resident) {
   const DiskLimits limits = disk_limits(resident.made.program);
   DiskSearch search(search_, resident, limits);
   const auto take_least = [&] {
-    if (search.least().budget < made_.least.budget) made_.least = search.least();
+    Least least = search.least();
+    least.budget = std::max(least.budget, made_.reserve + planning_bytes(made_.size));
+    if (least.budget < made_.least.budget) made_.least = least;
   };
   const bool least_first = !search.finds_least_meanwhile();
   if (least_first) {
@@ -287,12 +289,13 @@ void JobPlanner::settle_pinning(const Program& program) {
 void JobPlanner::refuse(const Placed& resident) {
   const MemoryPeak peak = memory_peak(resident.made.program, resident.of.finished.pointers());
   const auto bytes = [&](Purpose purpose) { return peak.bytes[static_cast<size_t>(purpose)]; };
-  const Least least = made_.least;
+  Least least = made_.least;
+  if (options_.budget_is_process && process_memory().peak > least.budget) least.budget = budget_above(process_memory().peak);
   std::string more;
   if (options_.nvme_path.empty()) {  // as it would be found with one
     settle_reserve(resident, /*with_disk=*/true);
     const DiskLimits limits = disk_limits(resident.made.program);
-    const int64_t with_disk = DiskSearch(search_, resident, limits).least().budget;
+    const int64_t with_disk = std::max(DiskSearch(search_, resident, limits).least().budget, made_.reserve + planning_bytes(made_.size));
     if (with_disk < least.budget) more = fmt::format("; with `nvme_path` on a disk, {} (`budget` {})", grouped(with_disk), with_disk);
   }
   throw error(ErrorCode::budget,
@@ -303,7 +306,7 @@ void JobPlanner::refuse(const Placed& resident) {
               least.set_by(), more);
 }
 
-// Planning itself takes memory, which a budget beside a very small arena may not have.
+// Importing and planning have taken what they take in any case, unless the process is inside another allocator or library.
 void JobPlanner::check_peak() const {
   if (!options_.budget_is_process || options_.budget == 0) return;
   const int64_t peak = process_memory().peak;

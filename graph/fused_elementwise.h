@@ -1,5 +1,5 @@
 // FusedElementwise: elementwise ops one behind another, its steps, as the attributes of one node (passes/fuse_elementwise.cpp). What a step
-// makes has the shape of the node's result; its number of times is one, and the last one's is the result.
+// makes has the shape of the node's result and is read by later steps alone; what the last one makes is the node's result.
 //
 //   ops        names, with spaces between them
 //   operands   of each step: how many it has, then each: i >= 0: input i of the node; i < 0: what step -1 - i has made

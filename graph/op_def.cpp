@@ -30,6 +30,17 @@ std::vector<ValueId> memory_owners(const Graph& graph) {
   return owners;
 }
 
+std::vector<NodeId> live_layers(const Graph& graph) {
+  std::vector<NodeId> layers;
+  const auto readers = graph.readers();
+  for (const NodeId id : graph.order()) {
+    const Node& node = graph.node(id);
+    const bool is_read = node.outputs.size() > 1 && node.outputs[1] != kNone && !readers[node.outputs[1]].empty();
+    if (node.op->traits.statistics == Statistics::batch && is_read) layers.push_back(id);
+  }
+  return layers;
+}
+
 int64_t view_offset(const Node& node) { return node.attributes.get("byte_offset", int64_t{0}); }
 
 std::vector<TensorType> infer_types(const Graph& graph, const OpDef& op, const std::vector<ValueId>& inputs, const Attributes& attributes,

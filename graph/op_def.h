@@ -103,6 +103,8 @@ const std::vector<const OpDef*>& all_ops();
 ValueId viewed(const Node& node);
 // By ValueId: whose memory a value shows; that of a view is its input's.
 std::vector<ValueId> memory_owners(const Graph& graph);
+// Nodes that normalise by the batch's statistics and keep running ones.
+std::vector<NodeId> live_layers(const Graph& graph);
 // Where in its input's bytes the view that a node makes begins: the attribute `byte_offset`, where it has one.
 int64_t view_offset(const Node& node);
 

@@ -54,7 +54,7 @@ inline constexpr const char* kComputeType = "compute";  // what a product's wide
 
 struct PrecisionTraits {
   Precision runs = Precision::follow;
-  uint32_t keeps_float32 = 0;   // a bit for each input that is float32 whatever the op runs in: biases, scales, statistics
+  uint32_t keeps_float32 = 0;   // a bit for each input that is float32 whatever the op runs in: biases, scales, statistics, states
   bool rounds = false;          // has kComputeType: weights need no copy in the low type
   bool chooses_result = false;  // has kResultType, float32 or the low type: a Cast of its result is its own affair
 };

@@ -63,7 +63,7 @@ struct Peak {
   bool operator<(const Peak& other) const { return bytes != other.bytes ? bytes < other.bytes : times < other.times; }
 };
 
-// A piece of transient memory under a fixed order: a buffer of classes, each written over the one before.
+// A piece of transient memory under a fixed order: classes, each written over the one before.
 struct Buffer {
   std::vector<uint32_t> classes;
   int64_t bytes = 0;

@@ -11,6 +11,7 @@
 #include "passes/pipeline.h"
 #include "passes/recompute.h"
 #include "test_paths.h"
+#include "tests/arrays.h"
 #include "tests/onnx_models.h"
 #include "tests/trainer_runs.h"
 
@@ -177,6 +178,17 @@ TEST_F(BatchNorm, AWeightMayBeNormalized) {
   EXPECT_NEAR(of_live.data<float>()[0], -1.336306 + 2 * 1.069045 + 3 * 0.267261, 1e-4);
 }
 
+// An activation's have to be kept.
+TEST_F(BatchNorm, ActivationsAreNotNormalizedByComputedStatistics) {
+  const std::string text = R"(<ir_version: 8, opset_import: ["" : 17]> g (float[batch, 2, 3] x) => (float[batch, 2, 3] y)
+    <float[2] s = {1, 2}, float[2] b = {0, 1}> {
+      m = ReduceMean <axes = [0, 2], keepdims = 0> (x)
+      v = ReduceSumSquare <axes = [0, 2], keepdims = 0> (x)
+      y = BatchNormalization (x, s, b, m, v)
+    })";
+  EXPECT_HAS(obstacle(text, {.batch_norm = "live"}), "are no initializers");
+}
+
 TEST_F(BatchNorm, EvaluationAndPredictionAreFrozen) {
   const std::string text = R"(<ir_version: 8, opset_import: ["" : 17]> g (float[batch, 2, 3] x) => (float[batch, 2, 3] y, float[2] after)
     <float[2] s = {1, 2}, float[2] b = {0, 1}, float[2] m = {3, 4}, float[2] v = {5, 6}> {
@@ -235,6 +247,35 @@ struct BatchNormTraining : TrainerRuns {
     return all;
   }
 };
+
+TEST_F(BatchNormTraining, GradientsGoThroughTheStatisticsOfAWeight) {
+  const auto trained = [&](const char* layer) {
+    auto graph = model_of(fmt::sprintf(R"(<ir_version: 8, opset_import: ["" : 17]> g (float[batch, 3] x) => (float[batch, 2] y)
+      <float[2] s = {1, 2}, float[2] b = {0, 1}> {
+        m = ReduceMean <axes = [0], keepdims = 0> (w)
+        c = Sub (w, m)
+        q = Mul (c, c)
+        v = ReduceMean <axes = [0], keepdims = 0> (q)
+        %s (w, s, b, m, v)
+        y = MatMul (x, n)
+      })",
+                                       layer));
+    *graph.mutable_graph()->add_initializer() = tensor_of("w", {3, 2}, {1, 2, 4, 0, 3, 6});
+    Options o{.model = write_model(folder, graph)};
+    o.data = Arrays().add("x", {8, 3}, numbers(24, 389)).add("labels", {8, 2}, numbers(16, 31)).write(folder / "weight.safetensors");
+    o.loss = "mse";
+    o.batch_size = 4;
+    o.learning_rate = 0.05;
+    o.max_steps = 12;
+    o.profile = profile;
+    return train(o).losses;
+  };
+  const auto computed = trained("n = BatchNormalization"), live = trained("n, a, d = BatchNormalization <training_mode = 1>");
+  ASSERT_GE(live.size(), 12u);
+  ASSERT_EQ(live.size(), computed.size());
+  EXPECT_NE(live.front(), live.back());
+  for (size_t i = 0; i < live.size(); ++i) EXPECT_NEAR(computed[i], live[i], 1e-4) << i;
+}
 
 TEST_F(BatchNormTraining, FrozenStatisticsStay) {
   Options o = options();

@@ -120,6 +120,8 @@ TEST(ImportWeights, ConstantsOfTracedCodeAreNoWeights) {
     return parameter_names(import_file(write_model(folder, model), {.shapes = {{"x.0", 1}}, .bound_inputs = {}}));
   };
   EXPECT_EQ(imported_names("<float[2, 2] w = {1, 2, 3, 4}>", ""), (Names{"w"}));
+  EXPECT_EQ(imported_names("<float[2, 2] v = {5, 6, 7, 8}>", "z = MatMul (x, v)\n w = Constant <value = float[2, 2] {1, 2, 3, 4}> ()"),
+            (Names{"v", "w", "/encoder/Constant_1_output_0"}));
   EXPECT_EQ(imported_names("", "w = Constant <value = float[2, 2] {1, 2, 3, 4}> ()"), (Names{"w", "/encoder/Constant_1_output_0"}));
 }
 

@@ -92,6 +92,7 @@ TEST_F(Losses, OfASigmoidAreThoseOfItsLogits) {
 TEST_F(Losses, OfFloat64AreThoseOfFloat32) {
   const std::vector<double> plain = losses(classifier("single", "y = Identity (z)"), "single");
   const std::vector<double> wide = losses(classifier("double", "y = Cast <to = 11> (z)", "double"), "double");
+  ASSERT_EQ(plain.size(), 6u);
   ASSERT_EQ(wide.size(), plain.size());
   for (size_t i = 0; i < plain.size(); ++i) EXPECT_NEAR(wide[i], plain[i], 1e-5) << i;
 }

@@ -260,19 +260,19 @@ void batch_normalization_cases(std::vector<OpCase>& cases) {
                      .outputs = 3,
                      .gradient = is_small});
     if (f.x.size() == 4) {  // y * a number of each channel, then what of it isn't negative
-      Attributes chained = attributes;
-      chained.set("ops", text("Mul Relu"));
-      chained.set("operands", std::vector<int64_t>{2, 0, 1, 1, -1});
+      Attributes fused = attributes;
+      fused.set("ops", text("Mul Relu"));
+      fused.set("operands", std::vector<int64_t>{2, 0, 1, 1, -1});
       const OpInput factors = random({f.x[1], 1, 1});
-      chained.set("own_inputs", int64_t{5});
+      fused.set("own_inputs", int64_t{5});
       cases.push_back({.name = f.name,
                        .op = "FusedBatchNormalization",
-                       .attributes = chained,
+                       .attributes = fused,
                        .inputs = {random(f.x), random(channels), random(channels), random(channels), random(channels, 0.2, 2), factors}});
-      chained.set("own_inputs", int64_t{3});
+      fused.set("own_inputs", int64_t{3});
       cases.push_back({.name = f.name,
                        .op = "FusedLiveBatchNormalization",
-                       .attributes = chained,
+                       .attributes = fused,
                        .inputs = {random(f.x, -1, 3), random(channels), random(channels), factors},
                        .outputs = 3});
     }

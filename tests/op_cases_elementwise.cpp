@@ -257,8 +257,8 @@ void pow_cases(std::vector<OpCase>& cases) {
   exact("exponent_at_zero", "PowExponentSlope", {0}, 2, {0});
 }
 
-void chain_cases(std::vector<OpCase>& cases) {
-  const auto chain = [&](const char* name, const char* ops, std::vector<int64_t> operands, std::vector<OpInput> inputs,
+void fused_cases(std::vector<OpCase>& cases) {
+  const auto fused = [&](const char* name, const char* ops, std::vector<int64_t> operands, std::vector<OpInput> inputs,
                          Attributes of_steps = {}, std::vector<std::vector<double>> expected = {}) {
     of_steps.set("ops", text(ops));
     of_steps.set("operands", std::move(operands));
@@ -268,15 +268,15 @@ void chain_cases(std::vector<OpCase>& cases) {
                      .inputs = std::move(inputs),
                      .expected = std::move(expected)});
   };
-  chain("two", "Add Relu", {2, 0, 1, 1, -1}, {random({3, 700, 11}), random({3, 700, 11})});
-  chain("numbers", "Sub HardSigmoid Mul", {2, 0, 1, 1, -1, 2, -2, 0}, {floats({3}, {1, 2, -6}), floats({1}, {1})},
+  fused("two", "Add Relu", {2, 0, 1, 1, -1}, {random({3, 700, 11}), random({3, 700, 11})});
+  fused("numbers", "Sub HardSigmoid Mul", {2, 0, 1, 1, -1, 2, -2, 0}, {floats({3}, {1, 2, -6}), floats({1}, {1})},
         {{"1.alpha", 0.25f}, {"1.beta", 0.5f}}, {{0.5, 1.5, 0}});
-  chain("broadcast", "Mul Add Tanh Mul", {2, 0, 1, 2, -1, 2, 1, -2, 2, -3, 3},
+  fused("broadcast", "Mul Add Tanh Mul", {2, 0, 1, 2, -1, 2, 1, -2, 2, -3, 3},
         {random({2, 5, 37, 19}), random({5, 1, 1}), random({19}), random({})});
-  chain("the_result_of_two_steps", "Exp Neg Mul", {1, 0, 1, 0, 2, -1, -2}, {random({5000})});
-  chain("all_is_broadcast", "Add Sub", {2, 0, 1, 2, -1, 0}, {random({40, 1}), random({1, 60})});
-  chain("no_elements", "Add Relu", {2, 0, 1, 1, -1}, {random({0, 3}), random({3})});
-  chain("slopes", "Add ReluGrad", {2, 0, 1, 2, -1, 2}, {random({4, 1000}), random({4, 1000}), random({4, 1000})});
+  fused("the_result_of_two_steps", "Exp Neg Mul", {1, 0, 1, 0, 2, -1, -2}, {random({5000})});
+  fused("all_is_broadcast", "Add Sub", {2, 0, 1, 2, -1, 0}, {random({40, 1}), random({1, 60})});
+  fused("no_elements", "Add Relu", {2, 0, 1, 1, -1}, {random({0, 3}), random({3})});
+  fused("slopes", "Add ReluGrad", {2, 0, 1, 2, -1, 2}, {random({4, 1000}), random({4, 1000}), random({4, 1000})});
   // The result has as many bytes as what is broadcast.
   const auto to = [](DType type) {
     return Attributes{{"ops", text("Add Cast")}, {"operands", std::vector<int64_t>{2, 0, 1, 1, -1}}, {"1.to", static_cast<int64_t>(type)}};
@@ -297,7 +297,7 @@ std::vector<OpCase> elementwise_op_cases() {
   gradient_op_cases(cases);
   binary_cases(cases);
   pow_cases(cases);
-  chain_cases(cases);
+  fused_cases(cases);
   return cases;
 }
 

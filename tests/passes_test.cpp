@@ -321,8 +321,8 @@ TEST(Pipeline, OutputsKeepTheirNames) {
   EXPECT_EQ(only(graph, "MatMul").inputs.size(), 3u);
 }
 
-// Chains have the bits of their ops.
-Graph chained(std::string_view text) {
+// Fused ops have the bits of those one by one.
+Graph fused(std::string_view text) {
   EntryGraph job{.graph = parse_graph(text)};
   const auto before = run(job.graph);
   fuse_elementwise(job, {});
@@ -334,7 +334,7 @@ Graph chained(std::string_view text) {
 using Ops = std::vector<std::string>;
 
 TEST(FuseElementwise, WhatOneReadsOfAnotherIsMadeOnTheWay) {
-  const Graph graph = chained(R"(g (float[3, 5000] a, float[5000] b) => (float[3, 5000] y) <float three = {3}> {
+  const Graph graph = fused(R"(g (float[3, 5000] a, float[5000] b) => (float[3, 5000] y) <float three = {3}> {
     s = Add(a, b)
     r = Relu(s)
     p = Mul(r, three)
@@ -347,19 +347,19 @@ TEST(FuseElementwise, WhatOneReadsOfAnotherIsMadeOnTheWay) {
 
 TEST(FuseElementwise, NumbersOfSixteenBitsAreRoundedBetweenOps) {
   const Graph graph =
-      chained(fmt::sprintf(R"(g (float[4000] a, float[4000] b) => (float[4000] y) {
+      fused(fmt::sprintf(R"(g (float[4000] a, float[4000] b) => (float[4000] y) {
     h = Cast <to = %d> (a)
     i = Cast <to = %d> (b)
     s = Add(h, i)
     t = Tanh(s)
     y = Cast <to = %d> (t)
   })",
-                           static_cast<int>(DType::bfloat16), static_cast<int>(DType::bfloat16), static_cast<int>(DType::float32)));
+                         static_cast<int>(DType::bfloat16), static_cast<int>(DType::bfloat16), static_cast<int>(DType::float32)));
   EXPECT_EQ(ops(graph), Ops{"FusedElementwise"});
 }
 
 TEST(FuseElementwise, WhatOthersReadStays) {
-  const Graph graph = chained(R"(g (float[9] a, float[9] b) => (float[9] s, float[9] z, float[1] u) {
+  const Graph graph = fused(R"(g (float[9] a, float[9] b) => (float[9] s, float[9] z, float[1] u) {
     s = Add(a, b)
     z = Relu(s)
     t = Mul(a, b)
@@ -369,7 +369,7 @@ TEST(FuseElementwise, WhatOthersReadStays) {
 }
 
 TEST(FuseElementwise, NoMoreLargeTensorsAtOnceThanOneOpTakes) {
-  const Graph graph = chained(R"(g (float[200, 300] a, float[200, 300] b, float[200, 300] c, float[300] d) => (float[200, 300] y) {
+  const Graph graph = fused(R"(g (float[200, 300] a, float[200, 300] b, float[200, 300] c, float[300] d) => (float[200, 300] y) {
     s = Add(a, b)
     t = Mul(s, d)
     u = Sub(t, c)
@@ -379,7 +379,7 @@ TEST(FuseElementwise, NoMoreLargeTensorsAtOnceThanOneOpTakes) {
 }
 
 TEST(FuseElementwise, NothingLargeStandsBetween) {
-  const Graph graph = chained(R"(g (float[200, 300] a, float[300, 300] w) => (float[200, 300] y) {
+  const Graph graph = fused(R"(g (float[200, 300] a, float[300, 300] w) => (float[200, 300] y) {
     s = Neg(a)
     m = MatMul(a, w)
     r = Relu(m)
@@ -409,11 +409,11 @@ TEST(FuseElementwise, ANormalisationTakesWhatFollows) {
     k = Mul(n, f)
     %s
   })";
-  const Graph graph = chained(fmt::sprintf(model, "y = Relu(k)"));
+  const Graph graph = fused(fmt::sprintf(model, "y = Relu(k)"));
   EXPECT_EQ(ops(graph), (Ops{"Exp", "FusedBatchNormalization"}));
   EXPECT_EQ(only(graph, "FusedBatchNormalization").inputs.size(), 6u);
   // With a residual it would need a third large tensor.
-  EXPECT_EQ(ops(chained(fmt::sprintf(model, "y = Add(k, r)"))), (Ops{"Exp", "BatchNormalization", "FusedElementwise"}));
+  EXPECT_EQ(ops(fused(fmt::sprintf(model, "y = Add(k, r)"))), (Ops{"Exp", "BatchNormalization", "FusedElementwise"}));
 }
 
 TEST(LeaveTraining, NothingIsDropped) {

@@ -59,7 +59,7 @@ std::vector<Block> random_blocks(uint32_t seed, int n) {
   return blocks;
 }
 
-TEST(Pack, RandomBlocksComeCloseToTheBound) {
+TEST(Addresses, RandomBlocksComeCloseToTheBound) {
   int close = 0, all = 0;
   for (int n : {1, 2, 10, 50, 200, 800}) {
     for (uint32_t seed = 0; seed < 12; ++seed) {
@@ -76,7 +76,7 @@ TEST(Pack, RandomBlocksComeCloseToTheBound) {
 }
 
 // Saved activations nest, temporaries come and go beside them.
-TEST(Pack, NestedLifetimesFitExactly) {
+TEST(Addresses, NestedLifetimesFitExactly) {
   std::mt19937 random(7);
   for (int layers : {3, 40, 1600}) {
     std::vector<Block> blocks;
@@ -91,13 +91,13 @@ TEST(Pack, NestedLifetimesFitExactly) {
   }
 }
 
-TEST(Pack, IsTheSameEveryTime) {
+TEST(Addresses, IsTheSameEveryTime) {
   std::vector<Block> a = random_blocks(5, 300), b = a;
   EXPECT_EQ(assign_addresses(a), assign_addresses(b));
   for (size_t i = 0; i < a.size(); ++i) EXPECT_EQ(a[i].offset, b[i].offset);
 }
 
-TEST(Pack, FiveThousandBlocksComeNearTheBound) {
+TEST(Addresses, FiveThousandBlocksComeNearTheBound) {
   std::vector<Block> blocks = random_blocks(1, 5000);
   const int64_t bound = max_live_bytes(blocks), height = assign_addresses(blocks);
   EXPECT_LE(height * 100, bound * 104);

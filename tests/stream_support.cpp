@@ -174,7 +174,7 @@ Moves moves_of(const Program& program, size_t entry, const Graph& graph) {
       return s.purpose != Purpose::workspace && s.place.offset == memory_of(instruction).offset && s.first <= at && at <= s.last;
     });
     if (storage == e.storages.end()) continue;
-    moves.chains += std::any_of(storage->values.begin(), storage->values.end(), [&](ValueId value) {
+    moves.in_place += std::any_of(storage->values.begin(), storage->values.end(), [&](ValueId value) {
       const NodeId producer = graph.value(value).producer;
       if (producer == kNone || cpu_kernels().find(*graph.node(producer).op)->in_place.empty()) return false;
       const auto& inputs = graph.node(producer).inputs;

@@ -89,7 +89,7 @@ class StreamMachine {
 struct Moves {
   int64_t state = 0;              // transfers of what lives across runs
   int64_t activations = 0;        // what comes back after it was written, of what doesn't
-  int64_t chains = 0;             // of these, made in place by several nodes
+  int64_t in_place = 0;           // of these, made in place by several nodes
   int64_t read = 0, written = 0;  // bytes
 };
 Moves moves_of(const Program& program, size_t entry, const Graph& graph);

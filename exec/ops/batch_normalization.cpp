@@ -21,7 +21,9 @@
 #include "exec/ops/batch_normalization.h"
 
 #include <array>
+#include <set>
 #include <utility>
+#include <vector>
 
 #include "exec/fused_elementwise.h"
 #include "exec/gemm_micro.h"
@@ -414,9 +416,29 @@ void outside_training(Graph& graph, NodeId id) {
 
 bool reads(const Node& node, ValueId value) { return std::find(node.inputs.begin(), node.inputs.end(), value) != node.inputs.end(); }
 
-// Normalising by a mean and a variance that the model computes, of a weight, say: they have gradients, too.
+// Whether something that is fed has a part in a value.
+bool depends_on_inputs(const Graph& graph, ValueId value) {
+  std::vector<ValueId> left{value};
+  std::set<ValueId> seen;
+  while (!left.empty()) {
+    const ValueId id = left.back();
+    left.pop_back();
+    if (id == kNone || !seen.insert(id).second) continue;
+    if (graph.value(id).kind == ValueKind::input) return true;
+    if (const NodeId maker = graph.value(id).producer; maker != kNone)
+      left.insert(left.end(), graph.node(maker).inputs.begin(), graph.node(maker).inputs.end());
+  }
+  return false;
+}
+
+// A weight, by a mean and a variance that the model computes of it: they have gradients, too.
 ValueId normalize_by_computed(Lowering& l, ValueId x, const ValueId (&statistics)[2], float epsilon) {
   const Shape shape = l.shape(x);
+  if (shape.size() < 2) l.fail(fmt::format("{} has no axis of channels", to_string(shape)));
+  for (const ValueId of : {l.input(1), l.input(2), statistics[0], statistics[1]}) {
+    if (l.shape(of) != Shape{shape[1]})
+      l.fail(fmt::format("'{}' is {} for {} channels", l.value(of).name, to_string(l.shape(of)), shape[1]));
+  }
   const ValueId deviation = l.emit("Sqrt", {l.emit("Add", {statistics[1], l.scalar_like(statistics[1], epsilon)})});
   const ValueId factor = l.emit("Div", {l.input(1), deviation});
   const ValueId centered = l.emit("Sub", {x, by_channel(l, statistics[0], shape)});
@@ -432,16 +454,14 @@ void lower(Lowering& l) {
   if (live && running[0] == running[1])
     l.fail(
         fmt::format("'{}' is its running mean and its running variance: the exporter has merged equal tensors", l.value(running[0]).name));
-  const auto are = [&](ValueKind kind) {
-    return std::all_of(std::begin(running), std::end(running), [&](ValueId value) { return l.value(value).kind == kind; });
-  };
-  if (!live && are(ValueKind::activation))
+  // Of a weight that is normalised in every step: nobody keeps statistics.
+  const bool is_computed = l.value(running[0]).kind != ValueKind::parameter && l.value(running[1]).kind != ValueKind::parameter &&
+                           !depends_on_inputs(l.graph(), x);
+  if (!live && is_computed && l.value(running[0]).kind == ValueKind::activation && l.value(running[1]).kind == ValueKind::activation)
     return l.output(0, normalize_by_computed(l, x, running, l.node.attributes.get("epsilon", kUsualEpsilon)));
-  // Those that aren't initializers, as where a weight is normalised in every step, are begun anew each time: nobody keeps what they become.
-  const bool is_kept = !live || l.value(running[0]).kind == ValueKind::parameter || l.value(running[1]).kind == ValueKind::parameter;
   for (const ValueId value : running) {
     const Value& statistic = l.value(value);
-    if (!is_kept) break;
+    if (is_computed) break;
     if (statistic.kind == ValueKind::parameter && statistic.trainable)
       l.fail(fmt::format("its running statistic '{}' is a trained weight as well: the exporter has merged equal tensors", statistic.name));
     if (live && statistic.kind != ValueKind::parameter)
@@ -461,7 +481,7 @@ void lower(Lowering& l) {
     const ValueId taken = l.emit("Mul", {results[i], l.scalar_like(results[i], 1 - double{momentum})});
     l.output(i, l.emit("Add", {kept, l.cast(taken, l.dtype(kept))}));
   }
-  if (!is_kept) return l.output(0, results[0]);
+  if (is_computed) return l.output(0, results[0]);
   const std::vector<ValueId> changed =
       l.emit_many("RunningStatistics", {running[0], running[1], results[1], results[2]}, {{"momentum", momentum}}, 2);
   for (const ValueId value : changed) l.graph().value(value).kind = ValueKind::parameter;

@@ -131,8 +131,10 @@ template <typename Rows> void run_rows(const Rows& all, int64_t batch, const Ker
 // Calls body.operator()<T, S>() for the types of the gates and of c.
 template <typename Body> KernelRun for_cell(DType gates, DType c, Body&& body) {
   return for_type(Floats{}, gates, [&]<typename T>() -> KernelRun {
-    if constexpr (sizeof(T) > 2) return body.template operator()<T, T>();
-    return for_type(Types<T, float>{}, c, [&]<typename S>() { return body.template operator()<T, S>(); });
+    if constexpr (sizeof(T) > 2)
+      return body.template operator()<T, T>();
+    else
+      return for_type(Types<T, float>{}, c, [&]<typename S>() { return body.template operator()<T, S>(); });
   });
 }
 

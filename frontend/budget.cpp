@@ -35,7 +35,7 @@ int64_t reserve_for(const ProcessFootprint& job) {
 }
 
 int64_t planning_bytes(const ProcessFootprint& job) {
-  constexpr int64_t kInstruction = 3 << 10;
+  constexpr int64_t kInstruction = 5 << 9;
   return job.disk ? whole(kInstruction * job.instructions, kMB) : 0;
 }
 

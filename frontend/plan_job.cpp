@@ -245,13 +245,14 @@ DiskLimits JobPlanner::disk_limits(const Program& resident) const {
 // A smaller arena, and a disk for the rest, where the budget asks for it. None: nothing asks for it, or the budget is too small.
 std::optional<Placed> JobPlanner::with_disk(const Placed& resident) {
   settle_reserve(resident, /*with_disk=*/true);
-  made_.least.budget = takes(resident.made.program);
+  const int64_t planning = made_.reserve + planning_bytes(made_.size);
+  made_.least.budget = std::max(takes(resident.made.program), planning);
   if (options_.nvme_budget > 0) before_ = state_before(options_);
   const DiskLimits limits = disk_limits(resident.made.program);
   DiskSearch search(search_, resident, limits);
   const auto take_least = [&] {
     Least least = search.least();
-    least.budget = std::max(least.budget, made_.reserve + planning_bytes(made_.size));
+    least.budget = std::max(least.budget, planning);
     if (least.budget < made_.least.budget) made_.least = least;
   };
   const bool least_first = !search.finds_least_meanwhile();

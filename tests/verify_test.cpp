@@ -126,8 +126,10 @@ TEST_P(VerifyEachInstruction, CatchesBrokenOrders) {
       if (graph.value(value).producer != kNone && graph.value(value).bytes() > 0)
         swap(graph.value(value).producer, reader, "a read before its write");
       for (NodeId other : readers[value]) {
-        const bool changes = std::any_of(graph.node(other).op->writes.begin(), graph.node(other).op->writes.end(),
-                                         [&](const Alias& w) { return graph.node(other).inputs[w.input] == value; });
+        const Node& node = graph.node(other);
+        const bool changes = std::any_of(node.op->writes.begin(), node.op->writes.end(), [&](const Alias& w) {
+          return static_cast<size_t>(w.input) < node.inputs.size() && node.inputs[static_cast<size_t>(w.input)] == value;
+        });
         if (changes && other != reader) swap(reader, other, "a read after the change");
       }
     }

@@ -20,6 +20,7 @@ namespace {
 
 using namespace fixtures;
 namespace fs = std::filesystem;
+namespace pb = ort_train_onnx;
 using ::testing::Contains;
 using ::testing::HasSubstr;
 using Names = std::vector<std::string>;
@@ -32,6 +33,22 @@ const std::string kTwo = R"(<ir_version: 8, opset_import: ["" : 17]>
     [one] a = BatchNormalization (x, s, b, m, v)
     [two] y, mean, var = BatchNormalization <training_mode = 1, momentum = 0.75> (a, s2, b2, m2, v2)
   })";
+
+// A product with a weight that a layer normalises in every step.
+pb::ModelProto standardized(const char* layer) {
+  pb::ModelProto model = model_of(fmt::sprintf(R"(<ir_version: 8, opset_import: ["" : 17]> g (float[batch, 3] x) => (float[batch, 2] y)
+    <float[2] s = {1, 2}, float[2] b = {0, 1}> {
+      m = ReduceMean <axes = [0], keepdims = 0> (w)
+      c = Sub (w, m)
+      q = Mul (c, c)
+      v = ReduceMean <axes = [0], keepdims = 0> (q)
+      %s (w, s, b, m, v)
+      y = MatMul (x, n)
+    })",
+                                               layer));
+  *model.mutable_graph()->add_initializer() = tensor_of("w", {3, 2}, {1, 2, 4, 0, 3, 6});
+  return model;
+}
 
 Names ops(const Graph& graph) {
   Names names;
@@ -154,16 +171,7 @@ TEST_F(BatchNorm, StatisticsThatAreComputedCantBeLive) {
 // As the weights of convolutions that are standardised in each step: by the exporter's statistics of them, or their own.
 TEST_F(BatchNorm, AWeightMayBeNormalized) {
   const auto normalized = [&](const char* layer) {
-    return import(fmt::sprintf(R"(<ir_version: 8, opset_import: ["" : 17]> g (float[batch, 3] x) => (float[batch, 2] y)
-      <float[3, 2] w = {1, 2, 4, 0, 3, 6}, float[2] s = {1, 2}, float[2] b = {0, 1}> {
-        m = ReduceMean <axes = [0], keepdims = 0> (w)
-        c = Sub (w, m)
-        q = Mul (c, c)
-        v = ReduceMean <axes = [0], keepdims = 0> (q)
-        %s (w, s, b, m, v)
-        y = MatMul (x, n)
-      })",
-                               layer));
+    return import_file(write_model(folder, standardized(layer)), {.shapes = {{"batch", 4}}});
   };
   const auto y_of = [](const Imported& imported) {
     const Tensor x = make_tensor<float>({4, 3}, {1, 2, 3, 4, 5, 6, 7, 8, 9, 1, 0, 1});
@@ -250,18 +258,7 @@ struct BatchNormTraining : TrainerRuns {
 
 TEST_F(BatchNormTraining, GradientsGoThroughTheStatisticsOfAWeight) {
   const auto trained = [&](const char* layer) {
-    auto graph = model_of(fmt::sprintf(R"(<ir_version: 8, opset_import: ["" : 17]> g (float[batch, 3] x) => (float[batch, 2] y)
-      <float[2] s = {1, 2}, float[2] b = {0, 1}> {
-        m = ReduceMean <axes = [0], keepdims = 0> (w)
-        c = Sub (w, m)
-        q = Mul (c, c)
-        v = ReduceMean <axes = [0], keepdims = 0> (q)
-        %s (w, s, b, m, v)
-        y = MatMul (x, n)
-      })",
-                                       layer));
-    *graph.mutable_graph()->add_initializer() = tensor_of("w", {3, 2}, {1, 2, 4, 0, 3, 6});
-    Options o{.model = write_model(folder, graph)};
+    Options o{.model = write_model(folder, standardized(layer))};
     o.data = Arrays().add("x", {8, 3}, numbers(24, 389)).add("labels", {8, 2}, numbers(16, 31)).write(folder / "weight.safetensors");
     o.loss = "mse";
     o.batch_size = 4;

@@ -36,7 +36,7 @@ int64_t reserve_for(const ProcessFootprint& job) {
 
 int64_t planning_bytes(const ProcessFootprint& job) {
   constexpr int64_t kInstruction = 5 << 9;
-  return job.disk ? whole(kInstruction * job.instructions, kMB) : 0;
+  return job.whole_process && job.disk ? whole(kInstruction * job.instructions, kMB) : 0;
 }
 
 int64_t raised_reserve(int64_t reserve, int64_t resident, bool is_planned) {

@@ -121,6 +121,15 @@ inline int64_t samples_together(const Layout& l, int64_t columns) {
 // The size of so many equal parts, a multiple of `each`.
 inline int64_t equal_part(int64_t size, int64_t parts, int64_t each) { return divided_up(divided_up(size, parts), each) * each; }
 
+// Which tile a task is: those of `down` lie one behind another, then `across`, groups, and samples or pieces of the batch.
+struct TileNumber {
+  int64_t down, across, group, samples;
+};
+inline TileNumber tile_of(const Layout& l, int64_t down, int64_t across, int64_t task) {
+  const int64_t item = task / down / across;
+  return {.down = task % down, .across = task / down % across, .group = item % l.groups, .samples = item / l.groups};
+}
+
 inline constexpr int64_t kPlainWindows = 480;  // of a tile of plain windows
 
 // Of the convolution.

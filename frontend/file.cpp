@@ -4,9 +4,9 @@
 
 #include <algorithm>
 #include <cerrno>
-#include <memory>
 #include <vector>
 
+#include "frontend/hash.h"
 #include "graph/error.h"
 
 namespace ort_train {
@@ -23,16 +23,15 @@ std::string hex16(uint64_t hash) { return fmt::format("{:016x}", hash); }
 uint64_t hash_bytes(std::span<const std::byte> bytes) { return XXH3_64bits(bytes.data(), bytes.size()); }
 
 uint64_t hash_range(const File& file, int64_t offset, int64_t bytes) {
-  const std::unique_ptr<XXH3_state_t, decltype(&XXH3_freeState)> state(XXH3_createState(), XXH3_freeState);
-  require(state != nullptr && XXH3_64bits_reset(state.get()) == XXH_OK, "no hash state");
+  Hash hash;
   std::vector<std::byte> buffer(size_t{1} << 20);
   for (int64_t done = 0; done < bytes;) {
     const auto piece = std::span(buffer).first(static_cast<size_t>(std::min<int64_t>(bytes - done, static_cast<int64_t>(buffer.size()))));
     file.read(offset + done, piece);
-    XXH3_64bits_update(state.get(), piece.data(), piece.size());
+    hash.add(piece);
     done += static_cast<int64_t>(piece.size());
   }
-  return XXH3_64bits_digest(state.get());
+  return hash.number();
 }
 
 uint64_t hash_file(const File& file) { return hash_range(file, 0, file.size()); }

@@ -5,6 +5,7 @@
 #include <xxhash.h>
 
 #include <cstddef>
+#include <cstdint>
 #include <memory>
 #include <span>
 #include <string>
@@ -20,7 +21,8 @@ class Hash {
     require(state_ != nullptr && XXH3_64bits_reset(state_.get()) == XXH_OK, "no hash state");
   }
   void add(std::span<const std::byte> bytes) { XXH3_64bits_update(state_.get(), bytes.data(), bytes.size()); }
-  std::string text() const { return hex16(XXH3_64bits_digest(state_.get())); }
+  uint64_t number() const { return XXH3_64bits_digest(state_.get()); }
+  std::string text() const { return hex16(number()); }
 
  private:
   std::unique_ptr<XXH3_state_t, decltype(&XXH3_freeState)> state_;

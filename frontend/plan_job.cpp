@@ -62,6 +62,7 @@ class JobPlanner {
  private:
   void settle_reserve(const Placed& placed, bool with_disk, bool is_planned = false);
   Reserve reserve() const;
+  int64_t takes_planning() const { return made_.reserve + planning_bytes(made_.size); }
   int64_t takes(const Program& program) const { return made_.reserve + whole_pages(program.memory().bytes); }
   int64_t budget_of_machine(const Program& program, int64_t available) const;
   bool has_room_for(const Program& program) const;
@@ -245,14 +246,13 @@ DiskLimits JobPlanner::disk_limits(const Program& resident) const {
 // A smaller arena, and a disk for the rest, where the budget asks for it. None: nothing asks for it, or the budget is too small.
 std::optional<Placed> JobPlanner::with_disk(const Placed& resident) {
   settle_reserve(resident, /*with_disk=*/true);
-  const int64_t planning = made_.reserve + planning_bytes(made_.size);
-  made_.least.budget = std::max(takes(resident.made.program), planning);
+  made_.least.budget = std::max(takes(resident.made.program), takes_planning());
   if (options_.nvme_budget > 0) before_ = state_before(options_);
   const DiskLimits limits = disk_limits(resident.made.program);
   DiskSearch search(search_, resident, limits);
   const auto take_least = [&] {
     Least least = search.least();
-    least.budget = std::max(least.budget, planning);
+    least.budget = std::max(least.budget, takes_planning());
     if (least.budget < made_.least.budget) made_.least = least;
   };
   const bool least_first = !search.finds_least_meanwhile();
@@ -291,12 +291,13 @@ void JobPlanner::refuse(const Placed& resident) {
   const MemoryPeak peak = memory_peak(resident.made.program, resident.of.finished.pointers());
   const auto bytes = [&](Purpose purpose) { return peak.bytes[static_cast<size_t>(purpose)]; };
   Least least = made_.least;
-  if (options_.budget_is_process && process_memory().peak > least.budget) least.budget = budget_above(process_memory().peak);
+  const int64_t taken = options_.budget_is_process ? process_memory().peak : 0;
+  if (taken > least.budget) least.budget = budget_above(taken);
   std::string more;
   if (options_.nvme_path.empty()) {  // as it would be found with one
     settle_reserve(resident, /*with_disk=*/true);
     const DiskLimits limits = disk_limits(resident.made.program);
-    const int64_t with_disk = std::max(DiskSearch(search_, resident, limits).least().budget, made_.reserve + planning_bytes(made_.size));
+    const int64_t with_disk = std::max(DiskSearch(search_, resident, limits).least().budget, takes_planning());
     if (with_disk < least.budget) more = fmt::format("; with `nvme_path` on a disk, {} (`budget` {})", grouped(with_disk), with_disk);
   }
   throw error(ErrorCode::budget,

@@ -356,9 +356,11 @@ TEST_F(CommandLineTest, NamesSpellingThreadsAndBudgetsChangeNoBit) {
   EXPECT_EQ(numbers(log("a")), numbers(log("b")));
 }
 
+constexpr const char* kSanitizersMemory =
+    "the sanitizer's own memory is many times the program's, and counts as resident; the build without it runs this test";
+
 TEST_F(CommandLineTest, TheSmallestBudgetIsExact) {
-  if (kSanitized)
-    GTEST_SKIP() << "the sanitizer's own memory is many times the program's, and counts as resident; the build without it runs this test";
+  if (kSanitized) GTEST_SKIP() << kSanitizersMemory;
   const Result refused = run(gpt("o", {"--max-steps", "30", "--budget", "1MB"}));
   ASSERT_EQ(refused.code, 4);
   const size_t at = refused.err.find("(--budget ");
@@ -380,7 +382,7 @@ TEST_F(CommandLineTest, TheSmallestBudgetIsExact) {
 
 // Planning a thousand nodes takes more than the arena of their tiny weights.
 TEST_F(CommandLineTest, PlanningStaysInTheSmallestBudget) {
-  if (kSanitized) GTEST_SKIP() << "as TheSmallestBudgetIsExact";
+  if (kSanitized) GTEST_SKIP() << kSanitizersMemory;
   std::vector<std::string> job{write_chain(folder / "deep", 1500, 4), "--data", write_chain_data(folder / "deep", 512, 4)};
   job.insert(job.end(), {"--loss", "mse", "--batch-size", "256", "--max-steps", "2", "--threads", "1", "--nvme-path", folder / ""});
   job.insert(job.end(), {"--output-dir", folder / "o", "--overwrite", "--budget", "1MB"});

@@ -445,23 +445,10 @@ ValueId normalize_by_computed(Lowering& l, ValueId x, const ValueId (&statistics
   return l.emit("Add", {l.emit("Mul", {centered, by_channel(l, factor, shape)}), by_channel(l, l.input(2), shape)});
 }
 
-// The importer has settled attribute training_mode: what the file says, or the user.
-void lower(Lowering& l) {
-  const ValueId x = l.input(0), running[2] = {l.input(3), l.input(4)};
-  const bool live = l.node.attributes.get("training_mode", 0) != 0;
-  if (l.node.attributes.get("spatial", 1) == 0) l.fail("spatial=0, statistics of each element, is not supported");
-  const Attributes attributes{{"epsilon", l.node.attributes.get("epsilon", kUsualEpsilon)}};
-  if (live && running[0] == running[1])
-    l.fail(
-        fmt::format("'{}' is its running mean and its running variance: the exporter has merged equal tensors", l.value(running[0]).name));
-  // Of a weight that is normalised in every step: nobody keeps statistics.
-  const bool is_computed = l.value(running[0]).kind != ValueKind::parameter && l.value(running[1]).kind != ValueKind::parameter &&
-                           !depends_on_inputs(l.graph(), x);
-  if (!live && is_computed && l.value(running[0]).kind == ValueKind::activation && l.value(running[1]).kind == ValueKind::activation)
-    return l.output(0, normalize_by_computed(l, x, running, l.node.attributes.get("epsilon", kUsualEpsilon)));
+// Running statistics are no trained weights, and those that change are one layer's and kept.
+void check_kept(Lowering& l, const ValueId (&running)[2], bool live) {
   for (const ValueId value : running) {
     const Value& statistic = l.value(value);
-    if (is_computed) break;
     if (statistic.kind == ValueKind::parameter && statistic.trainable)
       l.fail(fmt::format("its running statistic '{}' is a trained weight as well: the exporter has merged equal tensors", statistic.name));
     if (live && statistic.kind != ValueKind::parameter)
@@ -473,6 +460,24 @@ void lower(Lowering& l) {
         l.fail(fmt::format("shares the running statistic '{}' with '{}', and one of the two is live", statistic.name, other.name));
     }
   }
+}
+
+// The importer has settled attribute training_mode: what the file says, or the user.
+void lower(Lowering& l) {
+  const ValueId x = l.input(0), running[2] = {l.input(3), l.input(4)};
+  const bool live = l.node.attributes.get("training_mode", 0) != 0;
+  const float epsilon = l.node.attributes.get("epsilon", kUsualEpsilon);
+  if (l.node.attributes.get("spatial", 1) == 0) l.fail("spatial=0, statistics of each element, is not supported");
+  const Attributes attributes{{"epsilon", epsilon}};
+  if (live && running[0] == running[1])
+    l.fail(
+        fmt::format("'{}' is its running mean and its running variance: the exporter has merged equal tensors", l.value(running[0]).name));
+  const ValueKind kinds[2] = {l.value(running[0]).kind, l.value(running[1]).kind};
+  // A weight that is normalised in every step: nobody keeps its statistics.
+  const bool is_weight = kinds[0] != ValueKind::parameter && kinds[1] != ValueKind::parameter && !depends_on_inputs(l.graph(), x);
+  if (!is_weight) check_kept(l, running, live);
+  if (!live && is_weight && kinds[0] == ValueKind::activation && kinds[1] == ValueKind::activation)
+    return l.output(0, normalize_by_computed(l, x, running, epsilon));
   if (!live) return l.output(0, l.emit("BatchNormalization", {x, l.input(1), l.input(2), running[0], running[1]}, attributes));
   const float momentum = l.node.attributes.get("momentum", kUsualMomentum);
   const std::vector<ValueId> results = l.emit_many("LiveBatchNormalization", {x, l.input(1), l.input(2)}, attributes, 3);
@@ -481,7 +486,7 @@ void lower(Lowering& l) {
     const ValueId taken = l.emit("Mul", {results[i], l.scalar_like(results[i], 1 - double{momentum})});
     l.output(i, l.emit("Add", {kept, l.cast(taken, l.dtype(kept))}));
   }
-  if (is_computed) return l.output(0, results[0]);
+  if (is_weight) return l.output(0, results[0]);
   const std::vector<ValueId> changed =
       l.emit_many("RunningStatistics", {running[0], running[1], results[1], results[2]}, {{"momentum", momentum}}, 2);
   for (const ValueId value : changed) l.graph().value(value).kind = ValueKind::parameter;

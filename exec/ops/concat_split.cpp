@@ -2,8 +2,8 @@
 //
 // LSTM, GRU and RNN, whose steps are joined by a Concat, lower to a chain of ops (recurrent.cpp).
 //
-// Both copy: each part is a StridedCopy, of rows. A part whose gradient nobody wants is not made (Concat's gradient is then a Slice for
-// each part that is wanted).
+// Both copy: each part is a StridedCopy of rows. A part whose gradient nobody wants is not made (Concat's gradient is then a Slice for each
+// part that is wanted).
 
 #include <algorithm>
 #include <utility>

@@ -68,8 +68,8 @@ template <typename T> struct Forward {
 
   int64_t tasks() const { return tiles.groups_of_samples * l.groups * tiles.across * tiles.down; }
   void run(const KernelArgs& args, int64_t task, std::byte* workspace) const {
-    const int64_t down = task % tiles.down, across = task / tiles.down % tiles.across, item = task / tiles.down / tiles.across;
-    run_tile(args, item / l.groups * tiles.samples, item % l.groups, down * tiles.rows, across * tiles.columns, workspace);
+    const TileNumber tile = tile_of(l, tiles.down, tiles.across, task);
+    run_tile(args, tile.samples * tiles.samples, tile.group, tile.down * tiles.rows, tile.across * tiles.columns, workspace);
   }
 
  private:

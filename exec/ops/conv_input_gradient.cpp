@@ -72,8 +72,8 @@ template <typename T> struct InputGradient {
 
   int64_t tasks() const { return tiles.groups_of_samples * l.groups * tiles.across * tiles.down; }
   void run(const KernelArgs& args, int64_t task, std::byte* workspace) const {
-    const int64_t down = task % tiles.down, across = task / tiles.down % tiles.across, item = task / tiles.down / tiles.across;
-    run_tile(args, item / l.groups * tiles.samples, item % l.groups, down * tiles.channels, across * tiles.columns, workspace);
+    const TileNumber tile = tile_of(l, tiles.down, tiles.across, task);
+    run_tile(args, tile.samples * tiles.samples, tile.group, tile.down * tiles.channels, tile.across * tiles.columns, workspace);
   }
 
  private:

@@ -61,8 +61,8 @@ template <typename T> struct WeightGradient {
 
   int64_t tasks() const { return tiles.pieces * l.groups * tiles.across * tiles.down; }
   void run(const KernelArgs& args, int64_t task, std::byte* workspace) const {
-    const int64_t down = task % tiles.down, across = task / tiles.down % tiles.across, item = task / tiles.down / tiles.across;
-    run_tile(args, item / l.groups, item % l.groups, down * tiles.rows, across * tiles.channels, workspace);
+    const TileNumber tile = tile_of(l, tiles.down, tiles.across, task);
+    run_tile(args, tile.samples, tile.group, tile.down * tiles.rows, tile.across * tiles.channels, workspace);
   }
   // Elements [begin, end) of dw from those of the pieces.
   void join(const KernelArgs& args, int64_t begin, int64_t end) const {

@@ -9,8 +9,11 @@
 #include <atomic>
 #include <chrono>
 #include <functional>
+#include <optional>
 #include <queue>
+#include <span>
 #include <thread>
+#include <utility>
 #include <vector>
 
 #include "exec/float_environment.h"
@@ -40,8 +43,20 @@ struct Aside {
 struct Workers::Impl {
   static constexpr int64_t kMost = 64;  // loops put aside
 
+  // Neighbouring tasks of a loop.
+  struct alignas(64) Share {
+    std::atomic<int64_t> next{0};  // that hasn't begun
+    int64_t end = 0;
+    std::optional<int64_t> begin_one() {
+      if (next.load(std::memory_order_relaxed) >= end) return std::nullopt;
+      const int64_t task = next.fetch_add(1);
+      return task < end ? std::optional(task) : std::nullopt;
+    }
+  };
+
   tbb::task_arena arena;
-  Aside aside[kMost];  // loop i in aside[i % kMost]
+  std::vector<Share> shares;  // of the loop at hand, one for each thread
+  Aside aside[kMost];         // loop i in aside[i % kMost]
   alignas(std::max_align_t) std::byte closures[kMost][kAsideBytes];
   std::atomic<int64_t> oldest{0};  // that isn't over
   int64_t end = 0;                 // how many were put aside so far; changes between loops only
@@ -61,9 +76,19 @@ struct Workers::Impl {
     return true;
   }
 
+  std::span<Share> divide(int64_t tasks, int64_t count) {
+    for (int64_t i = 0; i < count; ++i) {
+      Share& share = shares[static_cast<size_t>(i)];
+      share.next.store(tasks * i / count, std::memory_order_relaxed);
+      share.end = tasks * (i + 1) / count;
+    }
+    return {shares.data(), static_cast<size_t>(count)};
+  }
+
   // No more than oneTBB allows at the moment: it would print a warning and give as many anyway.
   explicit Impl(int threads)
-      : arena(std::min(threads, static_cast<int>(tbb::global_control::active_value(tbb::global_control::max_allowed_parallelism)))) {}
+      : arena(std::min(threads, static_cast<int>(tbb::global_control::active_value(tbb::global_control::max_allowed_parallelism)))),
+        shares(static_cast<size_t>(threads)) {}
 };
 
 Workers::Workers(int threads) : impl_(std::make_unique<Impl>(std::max(threads, 1))), threads_(std::max(threads, 1)) {
@@ -79,43 +104,49 @@ Workers::Workers(int threads) : impl_(std::make_unique<Impl>(std::max(threads, 1
 
 Workers::~Workers() = default;
 
-void Workers::run(int64_t tasks, Call call, void* closure) { times_tasks_ ? run_timed(tasks, call, closure) : share(tasks, call, closure); }
+void Workers::run(int64_t tasks, Call call, void* closure, Order order) {
+  times_tasks_ ? run_timed(tasks, call, closure, order) : share(tasks, call, closure, order);
+}
 
-// Each thread takes the next task when it has done one: tasks begin in ascending order, and unequal ones balance.
-void Workers::share(int64_t tasks, Call call, void* closure, bool with_background) {
+void Workers::share(int64_t tasks, Call call, void* closure, Order order, bool with_background) {
   if (tasks <= 1 || threads_ == 1) {
     const FloatEnvironment environment;
     for (int64_t task = 0; task < tasks; ++task) call(closure, task, 0);
     return;
   }
-  std::atomic<int64_t> next{0}, done{0};
+  const std::span<Impl::Share> shares = impl_->divide(tasks, shares_of(order));
+  std::atomic<int64_t> begun{0}, done{0};
   const bool has_aside = with_background && impl_->oldest.load(std::memory_order_relaxed) < impl_->end;
   const auto take = [&](int) {
     const FloatEnvironment environment;
     const int worker = tbb::this_task_arena::current_thread_index();
-    __tsan_acquire(&next);
+    __tsan_acquire(&begun);
     try {
       if (has_aside && worker >= 1 && worker <= helpers(threads_)) {
         while (done.load(std::memory_order_relaxed) < tasks && impl_->do_one(worker)) continue;
       }
-      for (int64_t task = next.fetch_add(1); task < tasks; task = next.fetch_add(1)) {
-        call(closure, task, worker);
-        done.fetch_add(1, std::memory_order_relaxed);
+      for (size_t i = 0; i < shares.size() && begun.load(std::memory_order_relaxed) < tasks; ++i) {
+        Impl::Share& share = shares[(static_cast<size_t>(worker) + i) % shares.size()];
+        while (const std::optional<int64_t> task = share.begin_one()) {
+          begun.fetch_add(1, std::memory_order_relaxed);
+          call(closure, *task, worker);
+          done.fetch_add(1, std::memory_order_relaxed);
+        }
       }
-    } catch (...) {
-      next.store(tasks);  // the others stop after the task at hand
+    } catch (...) {  // the others stop after the task at hand
+      for (Impl::Share& share : shares) share.next.store(tasks);
       done.store(tasks);
-      __tsan_release(&next);
+      __tsan_release(&begun);
       throw;
     }
-    __tsan_release(&next);
+    __tsan_release(&begun);
   };
   // Timed tasks share no processor, so that they don't empty each other's caches.
   const int threads = times_tasks_ ? std::min(threads_, static_cast<int>(std::max(1U, std::thread::hardware_concurrency()))) : threads_;
   const int takers = static_cast<int>(std::min<int64_t>(tasks + (has_aside ? helpers(threads_) : 0), threads));
-  __tsan_release(&next);
+  __tsan_release(&begun);
   impl_->arena.execute([&] { tbb::parallel_for(0, takers, take, tbb::simple_partitioner{}); });
-  __tsan_acquire(&next);
+  __tsan_acquire(&begun);
 }
 
 void* Workers::aside_closure() {
@@ -149,12 +180,12 @@ void Workers::finish_aside(int32_t number) {
       const Rest& left = *static_cast<Rest*>(of);
       left.loop.call(left.closure, left.done + task, worker);
     };
-    share(loop.tasks - done, call, &rest, /*with_background=*/false);
+    share(loop.tasks - done, call, &rest, Order::any, /*with_background=*/false);
     impl.oldest.store(i + 1);
   }
 }
 
-void Workers::run_timed(int64_t tasks, Call call, void* closure) {
+void Workers::run_timed(int64_t tasks, Call call, void* closure, Order order) {
   using Clock = std::chrono::steady_clock;
   const Clock::time_point begin = Clock::now();
   struct Timed {
@@ -168,18 +199,24 @@ void Workers::run_timed(int64_t tasks, Call call, void* closure) {
     loop.call(loop.closure, task, worker);
     loop.seconds[static_cast<size_t>(task)] = std::chrono::duration<double>(Clock::now() - start).count();
   };
-  share(tasks, timed_call, &timed);
+  share(tasks, timed_call, &timed, order);
   ++times_.loops;
   times_.tasks += tasks;
-  // As share() does it: each task goes to the thread that is free first.
-  std::priority_queue<double, std::vector<double>, std::greater<>> ends(std::greater<>{},
-                                                                        std::vector<double>(static_cast<size_t>(threads_)));
+  // As share() does it: the thread that is free first takes the next task of its own share, or of the first share behind it that has one.
+  const std::span<Impl::Share> shares = impl_->divide(tasks, shares_of(order));
+  using Free = std::pair<double, size_t>;  // when, and which thread
+  std::priority_queue<Free, std::vector<Free>, std::greater<>> threads;
+  for (int i = 0; i < threads_; ++i) threads.emplace(0.0, i);
   double last = 0;
-  for (const double seconds : timed.seconds) {
-    const double end = ends.top() + seconds;
-    ends.pop();
-    ends.push(end);
-    last = std::max(last, end);
+  while (!threads.empty()) {
+    const auto [from, thread] = threads.top();
+    threads.pop();
+    std::optional<int64_t> task;
+    for (size_t i = 0; i < shares.size() && !task; ++i) task = shares[(thread + i) % shares.size()].begin_one();
+    if (!task) continue;
+    const double seconds = timed.seconds[static_cast<size_t>(*task)];
+    threads.emplace(from + seconds, thread);
+    last = std::max(last, from + seconds);
     times_.task_seconds += seconds;
     times_.longest = std::max(times_.longest, seconds);
   }

@@ -3,6 +3,9 @@
 // One Workers belongs to one trainer; parallel_for is called from one thread at a time and returns when all tasks are done.
 // The division into tasks never depends on the number of threads, so neither do results.
 //
+// Of the tasks of a loop each thread has a share of neighbouring ones, where it begins, then it takes what others haven't begun. So in
+// loops of as many tasks a thread has mostly the same ones, and finds in its caches what it left there; unequal tasks balance nevertheless.
+//
 // Loops that memory bounds may be put aside: one thread, of eight and more a quarter, never the caller's, then does their tasks during
 // later loops, one loop after the other, and takes part in the loop at hand when there are none. Between loops nothing runs.
 
@@ -37,12 +40,9 @@ class Workers {
   int threads() const { return threads_; }
 
   // body(task, worker) for each 0 <= task < tasks; 0 <= worker < threads() is never two tasks' at once. The first exception is rethrown.
-  template <typename Body> void parallel_for(int64_t tasks, Body&& body) {
-    using Plain = std::remove_reference_t<Body>;
-    run(
-        tasks, [](void* closure, int64_t task, int worker) { (*static_cast<Plain*>(closure))(task, worker); },
-        const_cast<void*>(static_cast<const void*>(&body)));
-  }
+  template <typename Body> void parallel_for(int64_t tasks, Body&& body) { run_body(tasks, body, Order::any); }
+  // The same, and tasks begin in ascending order: one may wait for those before it.
+  template <typename Body> void parallel_in_order(int64_t tasks, Body&& body) { run_body(tasks, body, Order::ascending); }
   // body(begin, end), or body(begin, end, worker), over [0, n) in blocks of `block` elements, fixed by the caller.
   template <typename Body> void parallel_blocks(int64_t n, int64_t block, Body&& body) {
     parallel_for((n + block - 1) / block, [&](int64_t task, int worker) {
@@ -75,11 +75,18 @@ class Workers {
   static int helpers(int threads) { return threads < 8 ? 1 : threads / 4; }
   static constexpr size_t kAsideBytes = 256;  // of a closure
   using Call = void (*)(void* closure, int64_t task, int worker);
+  enum class Order : uint8_t { any, ascending };
+  int shares_of(Order order) const { return order == Order::any ? threads_ : 1; }
+  template <typename Body> void run_body(int64_t tasks, Body& body, Order order) {
+    run(
+        tasks, [](void* closure, int64_t task, int worker) { (*static_cast<Body*>(closure))(task, worker); },
+        const_cast<void*>(static_cast<const void*>(&body)), order);
+  }
   void* aside_closure();  // of the next loop that is put aside; makes room for it
   void put(int32_t number, int64_t tasks, Call call);
-  void run(int64_t tasks, Call call, void* closure);
-  void share(int64_t tasks, Call call, void* closure, bool with_background = true);  // what was put aside is done meanwhile
-  void run_timed(int64_t tasks, Call call, void* closure);
+  void run(int64_t tasks, Call call, void* closure, Order order);
+  void share(int64_t tasks, Call call, void* closure, Order order, bool with_background = true);  // what was put aside is done meanwhile
+  void run_timed(int64_t tasks, Call call, void* closure, Order order);
   struct Impl;
   std::unique_ptr<Impl> impl_;
   int threads_;

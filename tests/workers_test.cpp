@@ -86,6 +86,58 @@ TEST(Workers, LeaveTheCallerToTheLoopAtHand) {
   std::printf("%d of 2000 tasks were done beside others\n", beside.load());
 }
 
+// Each task of unequal ones once, whatever part of a loop a thread begins with.
+TEST(Workers, DoEachTaskOnce) {
+  for (const int threads : {2, 3, 8}) {
+    for (const int64_t tasks : {2, 3, 7, 64, 101}) {
+      Workers workers(threads);
+      std::vector<std::atomic<int>> times(static_cast<size_t>(tasks));
+      for (int loop = 0; loop < 20; ++loop) {
+        workers.parallel_for(tasks, [&](int64_t task, int) {
+          if (task % 5 == 0) std::this_thread::sleep_for(std::chrono::microseconds(task));
+          ++times[static_cast<size_t>(task)];
+        });
+      }
+      for (const auto& n : times) ASSERT_EQ(n, 20) << threads << " threads, " << tasks << " tasks";
+    }
+  }
+}
+
+// Two threads that are both there begin at the two halves of a loop.
+TEST(Workers, BeginWhereTheyBeganBefore) {
+  Workers workers(2);
+  constexpr int64_t kHalf = 8;
+  for (int loop = 0; loop < 20; ++loop) {
+    std::atomic<int> arrived{0};
+    std::vector<int64_t> first(2, -1);
+    workers.parallel_for(2 * kHalf, [&](int64_t task, int worker) {
+      if (int64_t& begun = first[static_cast<size_t>(worker)]; begun < 0) {
+        begun = task;
+        ++arrived;
+        const auto limit = std::chrono::steady_clock::now() + std::chrono::milliseconds(20);
+        while (arrived < 2 && std::chrono::steady_clock::now() < limit) std::this_thread::yield();
+      }
+    });
+    EXPECT_EQ(first[0], 0);                         // the caller
+    if (first[1] >= 0) EXPECT_GE(first[1], kHalf);  // or it came when the other had done all
+  }
+}
+
+// Tasks that wait for all before them.
+TEST(Workers, BeginInOrderWhereTasksWait) {
+  for (const int threads : {1, 2, 3, 8}) {
+    Workers workers(threads);
+    for (int loop = 0; loop < 20; ++loop) {
+      std::atomic<int64_t> over{0};
+      workers.parallel_in_order(50, [&](int64_t task, int) {
+        while (over < task) std::this_thread::yield();
+        ++over;
+      });
+      EXPECT_EQ(over, 50);
+    }
+  }
+}
+
 // Where tasks on several threads throw; the next loop knows nothing of it.
 TEST(Workers, RethrowOneOfSeveralExceptions) {
   Workers workers(3);

@@ -95,7 +95,7 @@ template <typename T> struct Backward {
 
   void run(const KernelArgs& args) const {
     std::fill_n(added(args, 0, 0), p.items() * p.query_blocks(), 0);
-    args.workers().parallel_for(order.heads * order.blocks, [&](int64_t task, int worker) {
+    args.workers().parallel_in_order(order.heads * order.blocks, [&](int64_t task, int worker) {
       run_keys(args, order.at(task), args.workspace + shared.all() + worker * each.all());
     });
   }

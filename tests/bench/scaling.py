@@ -4,8 +4,8 @@
                                    [--threads 2,8,32,96] [--loop-us 5] [--at 32] [--most 0.03]
 
 A kernel divides its work into tasks for as many threads as it is told, of which only as many run as there are processors; --op-times has the
-time of each task, and how long the loop would take if all threads ran as fast, each taking the next task when it has done one
-("scheduled"). A step is all that plus --loop-us for each loop (to start threads and wait for the last one; with more threads than here it is a guess). Caches, clocks
+time of each task, and how long the loop would take if all threads ran as fast, each taking the next task of its share, then
+those that others have left ("scheduled"). A step is all that plus --loop-us for each loop (to start threads and wait for the last one; with more threads than here it is a guess). Caches, clocks
 and memory are taken to be as good for many threads as for those that ran: ops that compute little (under 2 operations a byte) are marked, with the rate
 at which memory would have to give their bytes.
 

@@ -16,14 +16,9 @@ bool has(const std::vector<DeclaredInput>& values, const std::string& name) {
   return std::any_of(values.begin(), values.end(), [&](const DeclaredInput& value) { return value.name == name; });
 }
 
-ValueId find_output(const Graph& graph, const std::string& name) {
-  const auto found = std::find_if(graph.outputs.begin(), graph.outputs.end(), [&](ValueId id) { return graph.value(id).name == name; });
-  return found == graph.outputs.end() ? kNone : *found;
-}
-
 // What an input of the attached model reads: an output of the trained model, one of its inputs, or a new one, which the data feed.
 ValueId source_of(Graph& graph, const Attachment& attachment, const Value& input) {
-  const ValueId output = attachment.is_loss ? find_output(graph, input.name) : kNone;
+  const ValueId output = attachment.is_loss ? graph.find_output(input.name) : kNone;
   ValueId source = output != kNone ? output : graph.find_value(input.name);
   if (source == kNone || (output == kNone && graph.value(source).kind != ValueKind::input)) {
     source = graph.add_value({.name = input.name, .dtype = input.dtype, .shape = input.shape, .kind = ValueKind::input});
@@ -44,6 +39,7 @@ void append(Graph& to, const Graph& from, const Attachment& attachment) {
     if (id == kNone || now[id] != kNone) return;
     Value value = from.value(id);
     value.name = attachment.prefix + value.name;
+    if (!value.output_name.empty()) value.output_name = attachment.prefix + value.output_name;
     value.producer = kNone;
     value.trainable = false;
     now[id] = to.add_value(std::move(value));
@@ -107,7 +103,7 @@ void attach_model(Imported& trained, const Attachment& attachment, const BatchSh
       own.bound_inputs.insert(*fixed);
       continue;
     }
-    ValueId source = attachment.is_loss ? find_output(graph, input.name) : kNone;
+    ValueId source = attachment.is_loss ? graph.find_output(input.name) : kNone;
     if (source == kNone) source = graph.find_value(input.name);
     Shape shape;
     if (source != kNone) {

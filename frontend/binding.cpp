@@ -299,7 +299,7 @@ ImportOptions import_options(const Options& options) {
 std::set<size_t> outputs_read_of(const Graph& graph, const std::vector<std::string>& names) {
   std::set<size_t> places;
   for (size_t i = 0; i < graph.outputs.size(); ++i) {
-    const std::string& name = graph.value(graph.outputs[i]).name;
+    const std::string& name = graph.output_name(graph.outputs[i]);
     if (std::any_of(names.begin(), names.end(), [&](const std::string& read) { return read.empty() ? i == 0 : read == name; }))
       places.insert(i);
   }

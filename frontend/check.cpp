@@ -174,7 +174,7 @@ class Check {
 
   std::string in_quotes() const { return fmt::format("'{}'", fmt::join(outputs_, "', '")); }
   bool is_read(const Graph& graph, ValueId output) const {
-    return std::find(outputs_.begin(), outputs_.end(), graph.value(output).name) != outputs_.end();
+    return std::find(outputs_.begin(), outputs_.end(), graph.output_name(output)) != outputs_.end();
   }
 
   void add_row(CheckRow row) {
@@ -284,7 +284,7 @@ class Check {
     const std::string count =
         fmt::format("{} of {} tensors", grouped(static_cast<int64_t>(unreached.size())), grouped(static_cast<int64_t>(parameters.size())));
     if (other != read_.end()) {
-      text_.add(fmt::format("'{}' is {}: a loss needs an output of floating-point numbers (`output`)\n", model_.graph.value(*other).name,
+      text_.add(fmt::format("'{}' is {}: a loss needs an output of floating-point numbers (`output`)\n", model_.graph.output_name(*other),
                             to_string(model_.graph.value(*other).dtype)));
     } else if (parameters.empty()) {
       text_.add("the model has no floating-point weights, so there is nothing to train\n");

@@ -148,7 +148,7 @@ std::map<std::string, std::vector<float>> Loop::predict(const std::map<std::stri
                                                         const std::map<std::string, std::vector<float>>& reals) {
   if (options_.predict_batch_size == 0) throw error(ErrorCode::usage, "predictions were not planned: set predict_batch_size");
   prepare_to_read_weights();
-  return predict_batch(planned_.set, runtime_, integers, reals);
+  return predict_batch(job_.binding, planned_.set, runtime_, integers, reals);
 }
 
 // --- between steps ----------------------------------------------------------------------------------------------------------------------

@@ -193,6 +193,13 @@ LossSpec parse_losses(const Options& options) {
   if (!options.teacher.empty() && std::none_of(spec.terms.begin(), spec.terms.end(), follows))
     throw error(ErrorCode::usage, "`teacher` {}: no loss follows it: leave `loss` out, or add a term, as in '{}*0.5,distillation*0.5'",
                 options.teacher, spec.terms[0].kind);
+  const auto is_of_loss_model = [](const std::string& output) { return output.starts_with(kLossModelPrefix); };
+  const auto reads_loss_model = [&](const LossTerm& term) {
+    return std::any_of(term.outputs.begin(), term.outputs.end(), is_of_loss_model);
+  };
+  if (!options.loss_model.empty() && std::none_of(spec.terms.begin(), spec.terms.end(), reads_loss_model))
+    throw error(ErrorCode::usage, "`loss_model` {}: no loss reads it: leave `loss` out, or add it as a term, as in '{}*0.5,output*0.5'",
+                options.loss_model, spec.terms[0].kind);
   apply(options.label_smoothing, 0, "label_smoothing", "cross_entropy", "label_smoothing", spec, 0, 1);
   apply(options.z_loss, 0, "z_loss", "cross_entropy", "z_loss", spec, 0, INFINITY);
   apply(options.temperature, 1, "temperature", "distillation", "temperature", spec, 1e-6, INFINITY);

@@ -1,5 +1,7 @@
 #include "frontend/predict.h"
 
+#include <fmt/ranges.h>
+
 #include <algorithm>
 #include <cmath>
 #include <cstring>
@@ -7,6 +9,7 @@
 
 #include "frontend/element.h"
 #include "graph/error.h"
+#include "graph/onnx/reader.h"
 
 namespace ort_train {
 namespace {
@@ -43,12 +46,12 @@ std::string sample_text(const Job& job, const EntrySet& set, Runtime& runtime, c
   const Graph& graph = entry.job.graph;
   ValueId logits = kNone;
   for (ValueId output : entry.job.outputs) {
-    if (job.options.output.empty() ? logits == kNone : graph.value(output).name == job.options.output) logits = output;
+    if (job.options.output.empty() ? logits == kNone : graph.output_name(output) == job.options.output) logits = output;
   }
   const ValueId input = graph.find_value(binding.fed[0].input);
   const TensorType wanted{DType::float32, {entry.batch, binding.sequence, graph.value(logits).shape.back()}};
   if (input == kNone || graph.value(logits).type() != wanted) {
-    throw error(ErrorCode::unsupported, "output '{}' is {}, not {}: no text can be written with it", graph.value(logits).name,
+    throw error(ErrorCode::unsupported, "output '{}' is {}, not {}: no text can be written with it", graph.output_name(logits),
                 to_string(graph.value(logits).type()), to_string(wanted));
   }
 
@@ -59,7 +62,7 @@ std::string sample_text(const Job& job, const EntrySet& set, Runtime& runtime, c
     const int64_t id = taken > 0 ? vocabulary.id_of(character) : -1;
     if (id < 0)
       throw error(ErrorCode::data, "the prompt has a character that is not in {}: '{}'", vocabulary.path(),
-                  text.substr(0, taken > 0 ? static_cast<size_t>(taken) : 1));
+                  onnx::printable(std::string(text.substr(0, taken > 0 ? static_cast<size_t>(taken) : 1))));
     tokens.push_back(id);
     text.remove_prefix(static_cast<size_t>(taken));
   }
@@ -91,12 +94,25 @@ std::string sample_text(const Job& job, const EntrySet& set, Runtime& runtime, c
   return written;
 }
 
-std::map<std::string, std::vector<float>> predict_batch(const EntrySet& set, Runtime& runtime,
+std::map<std::string, std::vector<float>> predict_batch(const Binding& binding, const EntrySet& set, Runtime& runtime,
                                                         const std::map<std::string, std::vector<int64_t>>& integers,
                                                         const std::map<std::string, std::vector<float>>& reals) {
   const size_t index = static_cast<size_t>(set.find({.kind = EntryKind::predict}));
   const JobEntry& entry = set.entries[index];
   const Graph& graph = entry.job.graph;
+  const auto refuse_unknown = [&](const std::string& name) {
+    const ValueId id = graph.find_value(name);
+    if (std::find(graph.inputs.begin(), graph.inputs.end(), id) != graph.inputs.end()) return;
+    const auto binds = [&](const ConstantInput& constant) { return constant.name == name; };
+    if (std::any_of(binding.constants.begin(), binding.constants.end(), binds))
+      throw error(ErrorCode::usage, "input '{}' is the same for all samples in this job: leave it out", name);
+    std::vector<std::string> names;
+    for (const ValueId input : graph.inputs) names.push_back(graph.value(input).name);
+    throw error(ErrorCode::usage, "the model reads no input '{}'{}", name,
+                names.empty() ? "" : fmt::format("; it reads '{}'", fmt::join(names, "', '")));
+  };
+  for (const auto& [name, values] : integers) refuse_unknown(name);
+  for (const auto& [name, values] : reals) refuse_unknown(name);
   for (ValueId id : graph.inputs) {
     const Value& input = graph.value(id);
     const auto whole = integers.find(input.name);
@@ -121,7 +137,7 @@ std::map<std::string, std::vector<float>> predict_batch(const EntrySet& set, Run
   for (ValueId id : entry.job.outputs) {
     const Value& output = graph.value(id);
     if (output.dtype != DType::float32) continue;
-    std::vector<float>& values = outputs[output.name];
+    std::vector<float>& values = outputs[graph.output_name(id)];
     values.resize(static_cast<size_t>(element_count(output.shape)));
     std::memcpy(values.data(), runtime.bytes(index, id).data(), values.size() * sizeof(float));
   }

@@ -22,7 +22,7 @@ struct Continuation {
 std::string sample_text(const Job& job, const EntrySet& set, Runtime& runtime, const Continuation& wanted, const std::atomic<bool>& stop);
 
 // As Trainer::predict().
-std::map<std::string, std::vector<float>> predict_batch(const EntrySet& set, Runtime& runtime,
+std::map<std::string, std::vector<float>> predict_batch(const Binding& binding, const EntrySet& set, Runtime& runtime,
                                                         const std::map<std::string, std::vector<int64_t>>& integers,
                                                         const std::map<std::string, std::vector<float>>& reals);
 

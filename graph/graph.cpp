@@ -70,6 +70,24 @@ void Graph::rename(ValueId id, std::string name) {
   values_[id].name = std::move(unique);
 }
 
+ValueId Graph::find_output(std::string_view name) const {
+  const auto found = std::find_if(outputs.begin(), outputs.end(), [&](ValueId id) { return output_name(id) == name; });
+  return found == outputs.end() ? kNone : *found;
+}
+
+void Graph::name_output(ValueId id, const std::string& name) {
+  if (output_name(id) == name) return;
+  const ValueId other = find_value(name);
+  const ValueKind kind = other == kNone ? ValueKind::activation : values_[other].kind;
+  if (kind != ValueKind::activation && kind != ValueKind::gradient) {
+    values_[id].output_name = name;
+    return;
+  }
+  if (other != kNone) rename(other, name + ".inner");
+  rename(id, name);
+  values_[id].output_name.clear();
+}
+
 NodeId Graph::add_node(Node node, NodeId before) {
   const auto id = static_cast<NodeId>(nodes_.size());
   for (ValueId output : node.outputs) {

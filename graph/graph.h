@@ -54,6 +54,8 @@ struct Value {
   int64_t whole_offset = 0;                  // the byte of the whole where it begins
   uint32_t ordinal = 0;                      // parameters of 16 bits: of the whole in the model, by which its random numbers are found
   double fill = 0;                           // optimizer state: what each element begins as
+  // Outputs of a model only: what the model calls it where an input, a weight or a constant has that name; else empty.
+  std::string output_name{};
 
   TensorType type() const { return {dtype, shape}; }
   int64_t bytes() const { return bytes_of(dtype, element_count(shape)); }
@@ -102,6 +104,11 @@ class Graph {
   // What the graph is given and what it must leave, in the user's order.
   std::vector<ValueId> inputs;
   std::vector<ValueId> outputs;
+  // What the model calls an output; the output of that name, kNone where there is none.
+  const std::string& output_name(ValueId id) const { return values_[id].output_name.empty() ? values_[id].name : values_[id].output_name; }
+  ValueId find_output(std::string_view name) const;
+  // Gives an output that name. An activation or gradient that has it is renamed; others are found by their names and keep them.
+  void name_output(ValueId id, const std::string& name);
   // Parameters in import order; any kind in the order of making. Of the kinds that live across steps only those that no node makes: what an
   // update leaves has the kind of what it changed, but is the same memory.
   std::vector<ValueId> parameters() const;

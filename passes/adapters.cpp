@@ -163,9 +163,9 @@ std::vector<Adapter> add_adapters(Graph& graph, const AdapterSpec& spec, const s
   }
   for (size_t i = 0; i < outputs.size(); ++i) {  // what is an output now has the name that the user knows
     if (graph.outputs[i] == outputs[i]) continue;
-    const std::string name = graph.value(outputs[i]).name;
-    graph.rename(outputs[i], name + ".base");
-    graph.rename(graph.outputs[i], name);
+    const std::string name = graph.output_name(outputs[i]);
+    graph.value(outputs[i]).output_name.clear();
+    graph.name_output(graph.outputs[i], name);
   }
   return adapters;
 }

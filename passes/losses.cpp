@@ -54,6 +54,7 @@ class LossBuilder : public Builder {
   ValueId x(size_t i = 0) { return cast(raw(i), compute_type(dtype(outputs_[i]))); }
   ValueId raw(size_t i = 0) const { return read_[i]; }
   const Value& output(size_t i = 0) const { return value(outputs_[i]); }
+  const std::string& output_name() { return graph().output_name(outputs_[0]); }
   std::vector<double> list(std::string_view name) const {
     const auto found = term_.parameters.find(std::string(name));
     if (found != term_.parameters.end()) return found->second;
@@ -104,8 +105,8 @@ class LossBuilder : public Builder {
     count(all);
     loss.sum = sum(reshape(each, {all}), {0}, dtype(each));
   }
-  template <typename... T> [[noreturn]] void fail(fmt::format_string<T...> format, T&&... arguments) const {
-    throw error(ErrorCode::unsupported, "the output '{}' is {}; {}", output().name, to_string(output().type()),
+  template <typename... T> [[noreturn]] void fail(fmt::format_string<T...> format, T&&... arguments) {
+    throw error(ErrorCode::unsupported, "the output '{}' is {}; {}", output_name(), to_string(output().type()),
                 fmt::format(format, std::forward<T>(arguments)...));
   }
   // (N, D), all of one type.
@@ -157,7 +158,7 @@ ValueId add_class_labels(LossBuilder& b, ValueId scores, ValueId* weights) {
     const std::vector<double> given = b.list("weight");
     if (static_cast<int64_t>(given.size()) != b.loss.classes)
       throw error(ErrorCode::usage, "`loss` {}: `weight` has {} numbers for the {} classes of the output '{}'", b.term().kind, given.size(),
-                  b.loss.classes, b.output().name);
+                  b.loss.classes, b.output_name());
     const std::vector<float> numbers(given.begin(), given.end());
     b.loss.class_weights.assign(numbers.begin(), numbers.end());
     const ValueId constant = b.constant(make_tensor<float>({b.loss.classes}, numbers));
@@ -405,11 +406,9 @@ const LossDef& find_loss(std::string_view name) {
 }
 
 ValueId find_output(const Graph& graph, const std::string& name) {
+  if (const ValueId output = graph.find_output(name); output != kNone) return output;
   std::string names;
-  for (ValueId output : graph.outputs) {
-    if (graph.value(output).name == name) return output;
-    names += (names.empty() ? "" : ", ") + graph.value(output).name;
-  }
+  for (const ValueId output : graph.outputs) names += (names.empty() ? "" : ", ") + graph.output_name(output);
   throw error(ErrorCode::usage, "the model has no output '{}'; it has: {} (`output` NAME)", name, names);
 }
 
@@ -421,19 +420,18 @@ std::vector<ValueId> read_outputs(const Graph& graph, const LossSpec& spec, cons
   if (def.name == "distillation") {
     if (spec.teacher.empty()) throw error(ErrorCode::usage, "`loss` distillation follows another model: name it with `teacher`");
     // Its output of the same name, or its first.
-    const auto of_teacher = [&](ValueId id) { return graph.value(id).name.starts_with(spec.teacher); };
+    const auto of_teacher = [&](ValueId id) { return graph.output_name(id).starts_with(spec.teacher); };
     const auto first = std::find_if(graph.outputs.begin(), graph.outputs.end(), of_teacher);
     require(first != graph.outputs.end(), "a teacher without outputs");
-    const auto same = std::find_if(graph.outputs.begin(), graph.outputs.end(),
-                                   [&](ValueId id) { return graph.value(id).name == spec.teacher + graph.value(read[0]).name; });
-    if (read.size() < 2) read.push_back(same == graph.outputs.end() ? *first : *same);
+    const ValueId same = graph.find_output(spec.teacher + graph.output_name(read[0]));
+    if (read.size() < 2) read.push_back(same == kNone ? *first : same);
   }
   if (read.size() != def.shape.outputs)
     throw error(ErrorCode::usage, "`loss` {} reads {} of the model's outputs: say which, as {}:{}", def.name, def.shape.outputs,
                 def.shape.outputs == 2 ? "first+second" : "anchor+positive+negative", def.name);
   for (const ValueId id : read) {
     if (!is_floating(graph.value(id).dtype))
-      throw error(ErrorCode::unsupported, "the output '{}' is {}; a loss needs floating-point numbers", graph.value(id).name,
+      throw error(ErrorCode::unsupported, "the output '{}' is {}; a loss needs floating-point numbers", graph.output_name(id),
                   to_string(graph.value(id).type()));
   }
   return read;
@@ -481,7 +479,7 @@ std::vector<std::string> loss_notes(const Graph& forward, const LossSpec& spec) 
   for (const LossTerm& term : spec.terms) {
     const LossDef& def = find_loss(term.kind);
     for (const ValueId read : read_outputs(forward, spec, term, def)) {
-      const std::string& name = forward.value(read).name;
+      const std::string& name = forward.output_name(read);
       const bool is_sigmoid = maker(forward, read, "Sigmoid") != nullptr;
       if (logits_behind(forward, term, def, read) != read)
         notes.push_back(

@@ -24,9 +24,12 @@ bool run_pass(const char* name, Graph& graph, const PassOptions& options, const 
   return changed;
 }
 
-namespace {
+std::vector<std::string> names_of_outputs(const Graph& graph) {
+  std::vector<std::string> names;
+  for (const ValueId output : graph.outputs) names.push_back(graph.output_name(output));
+  return names;
+}
 
-// Rewriting replaces values; the model's outputs keep the names that the user knows, each a value of its own.
 void rename_outputs(Graph& graph, const std::vector<std::string>& names) {
   std::set<ValueId> taken;
   for (size_t i = 0; i < names.size(); ++i) {
@@ -35,17 +38,12 @@ void rename_outputs(Graph& graph, const std::vector<std::string>& names) {
       output = Builder(graph).named(names[i]).emit("Reshape", {output}, {{"shape", graph.value(output).shape}});
       taken.insert(output);
     }
-    if (graph.value(output).name == names[i]) continue;
-    if (const ValueId other = graph.find_value(names[i]); other != kNone) graph.rename(other, names[i] + ".inner");
-    graph.rename(output, names[i]);
+    graph.name_output(output, names[i]);
   }
 }
 
-}  // namespace
-
 void optimize_forward(Graph& forward, const PassOptions& options) {
-  std::vector<std::string> names;
-  for (ValueId output : forward.outputs) names.push_back(forward.value(output).name);
+  const std::vector<std::string> names = names_of_outputs(forward);
   const auto run = [&](const char* name, Pass pass) { run_pass(name, forward, options, [&] { return pass(forward, options); }); };
   run("simplify", simplify);                      // first: the fusions know products with flags and biases, not what exporters spell out
   run("fuse_normalization", fuse_normalization);  // before fuse_gelu: its Mul and Add are not a GELU's

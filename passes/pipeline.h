@@ -63,6 +63,10 @@ struct EntryGraph {
   std::map<std::string, std::vector<Slice>> slices;      // where the model's parameters are that are divided or packed, in order; by name
 };
 
+// What the model calls its outputs. Rewriting replaces values; rename_outputs() gives the names back, to each output a value of its own.
+std::vector<std::string> names_of_outputs(const Graph& graph);
+void rename_outputs(Graph& graph, const std::vector<std::string>& names);
+
 // Simplifies and fuses an imported graph in place, once, before the job graphs are derived from it.
 void optimize_forward(Graph& forward, const PassOptions& options);
 

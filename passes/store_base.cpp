@@ -10,6 +10,8 @@
 //
 // Needs: simplified, adapters in place (which say what is frozen), no gradients. Leaves: types of parameters, Casts behind lookups.
 
+#include <algorithm>
+
 #include "graph/builder.h"
 #include "graph/op_def.h"
 #include "passes/adapters.h"
@@ -23,7 +25,8 @@ namespace {
 DType stored_type(const Graph& graph, const Adaptable& matrix, const PassOptions& options) {
   constexpr int64_t kFewest = 4096;  // elements
   const Value& weight = graph.value(graph.find_value(matrix.weight));
-  if (!options.own.contains(matrix.weight) || weight.trainable || weight.dtype != DType::float32 || matrix.is_read_by_others ||
+  const bool is_output = std::find(graph.outputs.begin(), graph.outputs.end(), graph.find_value(matrix.weight)) != graph.outputs.end();
+  if (is_output || !options.own.contains(matrix.weight) || weight.trainable || weight.dtype != DType::float32 || matrix.is_read_by_others ||
       matrix.use == AdaptedUse::convolution)
     return weight.dtype;
   const bool is_product = matrix.use == AdaptedUse::product || matrix.use == AdaptedUse::transposed_product;

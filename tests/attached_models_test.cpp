@@ -19,12 +19,12 @@ using ::testing::HasSubstr;
 struct AttachedModels : PromisedRuns {
   static constexpr int64_t kSamples = 26, kIn = 12, kHidden = 96, kClasses = 5, kBoxes = 4;
 
-  // A trunk with two heads: logits and boxes.
-  std::string model(const std::string& name, int64_t step) {
+  // A trunk with two heads: logits and boxes. `more`: outputs beside them.
+  std::string model(const std::string& name, int64_t step, const std::string& more = "") {
     auto proto = model_of(fmt::format(
-        R"(<ir_version: 8, opset_import: ["" : 17]> g (float[batch, {0}] x) => (float[batch, {1}] logits, float[batch, {2}] boxes)
+        R"(<ir_version: 8, opset_import: ["" : 17]> g (float[batch, {0}] x) => (float[batch, {1}] logits, float[batch, {2}] boxes{3})
            {{ a = MatMul (x, w) h = Tanh (a) logits = MatMul (h, u) boxes = MatMul (h, v) }})",
-        kIn, kClasses, kBoxes));
+        kIn, kClasses, kBoxes, more));
     *proto.mutable_graph()->add_initializer() = tensor_of("w", {kIn, kHidden}, numbers(kIn * kHidden, step));
     *proto.mutable_graph()->add_initializer() = tensor_of("u", {kHidden, kClasses}, numbers(kHidden * kClasses, step + 2));
     *proto.mutable_graph()->add_initializer() = tensor_of("v", {kHidden, kBoxes}, numbers(kHidden * kBoxes, step + 4));
@@ -105,6 +105,9 @@ TEST_F(AttachedModels, ALossModelIsPartOfTheGraph) {
   EXPECT_GT(train(o).losses[0], attached.losses[0]);
 
   Options wrong = o;
+  wrong.loss = "boxes:mse@boxes_labels";
+  EXPECT_THAT(refusal(wrong), HasSubstr("no loss reads it: leave `loss` out, or add it as a term, as in 'mse*0.5,output*0.5'"));
+  wrong.loss = o.loss;
   wrong.loss_model = write_model(folder, R"(<ir_version: 8, opset_import: ["" : 17]>
     g (float[n, 4] boxes, float[n, 4] nowhere) => (float total) { d = Sub (boxes, nowhere) total = ReduceMean <keepdims = 0> (d) })",
                                  "w.onnx");
@@ -119,6 +122,53 @@ TEST_F(AttachedModels, ALossModelIsPartOfTheGraph) {
                                  "w.onnx");
   wrong.loss = "";
   EXPECT_THAT(refusal(wrong), HasSubstr("the output 'loss/total' is float32 [4, 4]; `loss` output needs one number"));
+}
+
+// A model may give back what it is given, and weights: all else is as without them.
+TEST_F(AttachedModels, OutputsMayBeInputsAndWeights) {
+  const std::string more = fmt::format(", float[batch, {0}] x, float[{0}, {1}] w", kIn, kHidden);
+  Options o = job("logits:cross_entropy,boxes:huber");
+  o.predict_batch_size = 4;
+  const Run plain = train(o);
+  o.model = model("more.onnx", 7919, more);
+  EXPECT_EQ(train(o).losses, plain.losses);
+  expect_promises(o, 4);
+
+  const std::vector<float> all = numbers(kSamples * kIn, 104'729), x(all.begin(), all.begin() + 4 * kIn);
+  o.output_dir = folder / "predicting";
+  Trainer trainer(o);
+  trainer.train();
+  const auto outputs = trainer.predict({}, {{"x", x}});
+  EXPECT_EQ(outputs.at("x"), x);
+  EXPECT_EQ(outputs.at("w").size(), static_cast<size_t>(kIn * kHidden));
+  EXPECT_NE(outputs.at("w"), numbers(kIn * kHidden, 7919));  // trained
+  const Error unknown = error_of([&] { trainer.predict({}, {{"x", x}, {"z", x}}); });
+  EXPECT_THAT(unknown.what(), HasSubstr("the model reads no input 'z'; it reads 'x'"));
+
+  // Adapters leave the names as they are.
+  Options adapted = job("logits:cross_entropy,boxes:huber");
+  adapted.lora_rank = 2;
+  const std::vector<double> without = train(adapted).losses;
+  adapted.model = model("more.onnx", 7919, fmt::format(", float[batch, {}] x", kIn));
+  EXPECT_EQ(train(adapted).losses, without);
+
+  // So may a teacher's, and a loss model's.
+  Options taught = job("");
+  taught.teacher = model("teacher.onnx", 6007);
+  const std::vector<double> losses = train(taught).losses;
+  taught.teacher = model("teacher.onnx", 6007, more);
+  EXPECT_EQ(train(taught).losses, losses);
+  Options measured = job("");
+  const auto measure = [&](const char* outputs) {
+    measured.loss_model = write_model(folder,
+                                      fmt::format(R"(<ir_version: 8, opset_import: ["" : 17]>
+      g (float[n, 4] boxes, float[n, 4] boxes_labels) => (float total{}) {{
+        d = Sub (boxes, boxes_labels) s = Mul (d, d) total = ReduceMean <keepdims = 0> (s) }})",
+                                                  outputs),
+                                      "loss.onnx");
+    return train(measured).losses;
+  };
+  EXPECT_EQ(measure(", float[n, 4] boxes_labels, float[n, 4] boxes"), measure(""));
 }
 
 TEST_F(AttachedModels, ATeacherIsFollowed) {

@@ -92,12 +92,13 @@ TEST(Import, AnOutputIsAValueOfItsOwn) {
       z = Identity (y)
     })"));
   Names names;
-  for (ValueId id : imported.graph.outputs) names.push_back(imported.graph.value(id).name);
+  for (ValueId id : imported.graph.outputs) names.push_back(imported.graph.output_name(id));
   EXPECT_EQ(names.size(), 3u);
   EXPECT_EQ(names[0], "y");
   EXPECT_EQ(names[1], "z");
   EXPECT_EQ(names[2], "w");
   EXPECT_EQ(imported.graph.value(imported.graph.find_value("x")).kind, ValueKind::input);
+  EXPECT_NE(imported.graph.find_value("w"), imported.graph.outputs[2]);  // the initializer keeps its name
 }
 
 // --- branches and functions -----------------------------------------------------------------------------------------------------------

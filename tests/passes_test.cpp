@@ -319,6 +319,14 @@ TEST(Pipeline, OutputsKeepTheirNames) {
   for (ValueId output : graph.outputs) names.push_back(graph.value(output).name);
   EXPECT_EQ(names, (std::vector<std::string>{"y", "z", "w"}));
   EXPECT_EQ(only(graph, "MatMul").inputs.size(), 3u);
+  // Again, with an input and a weight among them, which keep theirs.
+  graph.outputs = {graph.find_value("x"), graph.find_value("y"), graph.find_value("p")};
+  optimize_forward(graph, {});
+  EXPECT_EQ(names_of_outputs(graph), (std::vector<std::string>{"x", "y", "p"}));
+  EXPECT_EQ(graph.value(graph.inputs[0]).name, "x");
+  EXPECT_EQ(graph.value(graph.outputs[1]).name, "y");
+  EXPECT_EQ(graph.value(graph.find_value("p")).kind, ValueKind::parameter);
+  EXPECT_EQ(graph.find_output("p"), graph.outputs[2]);
 }
 
 // Fused ops have the bits of those one by one.

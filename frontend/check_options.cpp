@@ -120,7 +120,8 @@ void check_options(const Options& options) {
   number_types(options, options.autocast_list.empty() ? DType::float32 : DType::bfloat16);
   if (!(options.learning_rate >= 0) || !std::isfinite(options.learning_rate))
     throw refuse("learning_rate", options.learning_rate, "has to be 0 or more");
-  if (!(options.weight_decay >= 0)) throw refuse("weight_decay", options.weight_decay, "is negative");
+  if (!(options.weight_decay >= 0 && std::isfinite(options.weight_decay)))
+    throw refuse("weight_decay", options.weight_decay, "has to be 0 or more, and finite");
   if (!(options.max_grad_norm >= 0)) throw refuse("max_grad_norm", options.max_grad_norm, "is negative (0: no clipping)");
   if (options.clip_per_layer && options.max_grad_norm == 0)
     throw error(ErrorCode::usage, "`clip_per_layer`: goes with `max_grad_norm`, which is 0");

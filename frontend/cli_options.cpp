@@ -183,11 +183,12 @@ void add_options(CLI::App& app, CommandLine& line, Raw& raw) {
   add(data, "--output", o.output, "the model's output that the loss reads (default: the first)");
   add(data, "--labels", o.labels, "the array that holds the labels");
   add(data, "--token-type", o.token_type, "number type of .bin files: uint16 or uint32");
-  app.add_option("--shape", raw.shapes, "sizes of dynamic dimensions: name=value,...")->group(data)->take_all();
+  app.add_option("--shape", raw.shapes, "sizes of dynamic dimensions: name=value,...")->group(data)->take_all()->allow_extra_args(false);
   app.add_option("--bind", raw.bound,
                  "an input that is the same for all samples: NAME=VALUE, a number, numbers separated by commas, or @FILE.npy; repeatable")
       ->group(data)
-      ->take_all();
+      ->take_all()
+      ->allow_extra_args(false);
   app.add_option("--batch-size,--per-device-train-batch-size", o.batch_size,
                  "samples in a batch (default: the model's size if it is fixed, else 8)")
       ->group(data);
@@ -383,7 +384,8 @@ void add_options(CLI::App& app, CommandLine& line, Raw& raw) {
   app.add_option("--dump-after", raw.dump_after, "PASS FILE.onnx: write the graph as it is after this pass")
       ->group(graph)
       ->type_size(2)
-      ->take_all();
+      ->take_all()
+      ->allow_extra_args(false);
 }
 
 // Where programs keep what they can find out again; empty where there is no such place.
@@ -446,6 +448,10 @@ CommandLine parse_command_line(int argc, const char* const* argv) {
     arguments.erase(arguments.begin());
   }
 
+  for (const std::string& argument : arguments) {  // CLI11 would take the next one
+    if (argument.starts_with("--") && argument.find('=') == argument.size() - 1)
+      throw usage(fmt::format("{} has no value: leave it out, or write it behind the =", argument));
+  }
   follow_recipe(arguments);
   CLI::App app(kDescription, "ort-train");
   app.footer(kFooter);

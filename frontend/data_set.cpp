@@ -9,6 +9,7 @@
 #include "frontend/npz.h"
 #include "frontend/safetensors.h"
 #include "graph/error.h"
+#include "graph/onnx/reader.h"
 
 namespace ort_train {
 namespace {
@@ -79,7 +80,8 @@ class TextFile : public Row {
         if (tokens_ % kStride == 0) offsets_.push_back(at);
         if (vocabulary.id_of(character) < 0) {
           throw error(ErrorCode::data, "{}: line {}: the character '{}' (U+{:04X}) is not in {}", path, line,
-                      text.substr(0, static_cast<size_t>(length)), static_cast<uint32_t>(character), vocabulary.path());
+                      onnx::printable(std::string(text.substr(0, static_cast<size_t>(length)))), static_cast<uint32_t>(character),
+                      vocabulary.path());
         }
         if (character == U'\n') ++line;
         ++tokens_;

@@ -3,9 +3,11 @@
 #include <algorithm>
 #include <cstring>
 #include <filesystem>
+#include <set>
 
 #include "frontend/element.h"
 #include "frontend/output_files.h"
+#include "frontend/report_files.h"
 #include "frontend/safetensors.h"
 #include "graph/error.h"
 
@@ -264,16 +266,17 @@ void in_layout(const WeightPlace& place, int64_t first, std::span<const std::byt
 void write_layouts(const std::string& path, const std::vector<Weight>& weights, const WeightBytes& bytes_of) {
   std::vector<SafetensorsWriter::Tensor> header;
   std::vector<std::pair<const Weight*, const WeightPlace*>> tensors;
+  std::set<std::string> names;  // those of weights in different subgraphs may be the same
   for (const Weight& weight : weights) {
     if (!bytes_of(weight.parameter, nullptr)) continue;
     for (const WeightPlace& place : weight.places) {
-      header.push_back({.name = place.name, .element = element_of(compute_type(place.dtype)), .shape = place.shape});
+      const std::string name = names.insert(place.name).second ? place.name : weight.parameter;
+      header.push_back({.name = name, .element = element_of(compute_type(place.dtype)), .shape = place.shape});
       tensors.emplace_back(&weight, &place);
     }
   }
-  make_folders(folder_of(path));
-  NewFile file(path);
-  SafetensorsWriter writer(file.file(), header, {{"format", "pt"}});
+  NewFile file(report_target(path));
+  SafetensorsWriter writer(file.file(), header, {{"format", "pt"}, {kProducerKey, kProducer}, {kContentKey, kGradients}});
   for (size_t i = 0; i < tensors.size(); ++i) {
     const auto [weight, place] = tensors[i];
     write_parameter(*weight, *place, compute_type(place->dtype), bytes_of,

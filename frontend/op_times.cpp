@@ -4,7 +4,7 @@
 #include <map>
 #include <nlohmann/json.hpp>
 
-#include "frontend/file.h"
+#include "frontend/report_files.h"
 
 namespace ort_train {
 namespace {
@@ -95,11 +95,10 @@ void OpTimes::write(const std::string& path) const {
     }
     entries.push_back({{"entry", times.name}, {"runs", times.runs}, {"ops", std::move(op_list)}, {"nodes", std::move(node_list)}});
   }
-  make_folders(folder_of(path));
   OpJson all_times;
   if (has_tasks_) all_times["threads"] = threads_;
   all_times["entries"] = std::move(entries);
-  replace_file(path, all_times.dump(2, ' ', false, OpJson::error_handler_t::replace) + "\n");
+  write_report(path, all_times.dump(2, ' ', false, OpJson::error_handler_t::replace) + "\n");
 }
 
 }  // namespace ort_train

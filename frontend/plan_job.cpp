@@ -8,6 +8,7 @@
 #include "frontend/file.h"
 #include "frontend/machine.h"
 #include "frontend/memory.h"
+#include "frontend/report_files.h"
 #include "frontend/run_disk.h"
 #include "frontend/units.h"
 #include "graph/error.h"
@@ -271,8 +272,7 @@ std::optional<Placed> JobPlanner::with_disk(const Placed& resident) {
   }
   if (!plan.placed) refuse_disk(plan.disk_bytes, made_.budget);
   if (!plan.problems.empty()) {
-    make_folders(folder_of(options_.dump_problem));
-    replace_file(options_.dump_problem, plan.problems);
+    write_report(options_.dump_problem, plan.problems);
   }
   made_.reserve = limits.reserve(plan.placed->of.finished.instructions());
   settle_pinning(plan.placed->made.program);

@@ -6,9 +6,9 @@
 #include <nlohmann/json.hpp>
 #include <optional>
 
-#include "frontend/file.h"
 #include "frontend/parameter_groups.h"
 #include "frontend/plan_description.h"
+#include "frontend/report_files.h"
 #include "frontend/units.h"
 #include "graph/error.h"
 #include "passes/plan_report.h"
@@ -205,8 +205,7 @@ void write_plan_json(const Job& job, const PlannedJob& planned, const PlanReport
             {"machine",
              {{"threads", planned.size.threads}, {"flops", report.machine_flops}, {"bytes_per_second", report.machine_bytes_per_second}}},
             {"memory", memory}};
-  make_folders(folder_of(options.plan_json));
-  replace_file(options.plan_json, json.dump(2, ' ', false, Json::error_handler_t::replace) + "\n");
+  write_report(options.plan_json, json.dump(2, ' ', false, Json::error_handler_t::replace) + "\n");
 }
 
 void write_plan_svg(const Job& job, const PlannedJob& planned, const MachineRates& rates) {
@@ -218,8 +217,7 @@ void write_plan_svg(const Job& job, const PlannedJob& planned, const MachineRate
     picture.timeline = &timeline.emplace(
         make_timeline(planned.program, planned.program.entries[picture.entry], *graphs[picture.entry], rates.compute(), rates.stream()));
   }
-  make_folders(folder_of(job.options.plan_svg));
-  replace_file(job.options.plan_svg, memory_svg(planned.program, graphs, picture));
+  write_report(job.options.plan_svg, memory_svg(planned.program, graphs, picture));
 }
 
 }  // namespace ort_train

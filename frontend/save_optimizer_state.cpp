@@ -3,6 +3,7 @@
 
 #include "frontend/element.h"
 #include "frontend/file.h"
+#include "frontend/report_files.h"
 #include "frontend/safetensors.h"
 #include "frontend/save_tensors.h"
 #include "graph/dynamic8.h"
@@ -79,7 +80,11 @@ void write_optimizer_state(const Job& job, const PlannedJob& planned, const Chec
     whole.pieces.push_back(&piece);
   }
   std::vector<SafetensorsWriter::Tensor> header;
-  std::map<std::string, std::string> metadata{{"format", "pt"}, {"optim", job.optimizer.state_label()}, {"step", std::to_string(step)}};
+  std::map<std::string, std::string> metadata{{"format", "pt"},
+                                              {kProducerKey, kProducer},
+                                              {kContentKey, kOptimizerState},
+                                              {"optim", job.optimizer.state_label()},
+                                              {"step", std::to_string(step)}};
   for (auto& [name, whole] : wholes) {
     std::sort(whole.pieces.begin(), whole.pieces.end(), [](const auto* a, const auto* b) { return a->offset < b->offset; });
     const StateTensor& first = *whole.pieces.front();
@@ -106,8 +111,7 @@ void write_optimizer_state(const Job& job, const PlannedJob& planned, const Chec
                                           to_string(whole.dtype), whole.dtype == DType::dynamic8 ? "True" : "False", kDynamic8Block);
     }
   }
-  make_folders(folder_of(path));
-  NewFile file(path);
+  NewFile file(report_target(path));
   SafetensorsWriter writer(file.file(), header, metadata);
   for (const auto& [name, whole] : wholes) {
     for (const StateTensor* const piece : whole.pieces) {

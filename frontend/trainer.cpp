@@ -17,6 +17,7 @@
 #include "frontend/machine_rates.h"
 #include "frontend/plan_description.h"
 #include "frontend/plan_job.h"
+#include "frontend/report_files.h"
 #include "frontend/run_start.h"
 #include "frontend/runtime.h"
 #include "graph/error.h"
@@ -74,6 +75,7 @@ void Trainer::Impl::build() {
   planned = PlannedJob{};
   DeviceChoice on = choice;
   start = choose_start(options);
+  refuse_foreign_reports(options);
   if (const int number = gpu_number(options.device); number >= 0 && gpu == nullptr) {
     refuse_other_arithmetic();
     gpu = open_gpu(number);

@@ -109,6 +109,7 @@ class Picture {
   std::string draw() {
     put(R"(<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {0} {1}" width="{0}" height="{1}" font-family="'Helvetica Neue',Helvetica,Arial,'DejaVu Sans',sans-serif" font-size="12" fill="#222">)",
         kWidth, height_);
+    svg_ += "<desc>ort-train: where a plan's bytes lie</desc>\n";
     put(R"(<rect width="{}" height="{}" fill="#fff"/>)", kWidth, height_);
     draw_title();
     draw_stages();

@@ -161,6 +161,11 @@ def test_data_files(tmp_path):
     (["--dump-after", "nothing", "x.onnx"], "no such pass ran; these did: simplify"),
     (["--task", "chat"], "--task chat is not known"),
     (["--data"], "--data"),
+    (["--output-dir=", "--overwrite"], "--output-dir= has no value"),
+    (["--plan-json", "report", "--op-times", "report"], "--op-times report: is named by another option, too"),
+    (["--plan-json", PERCEPTRON], "is read by this run; choose another file"),
+    (["--op-times", "out/model.onnx"], "--op-times out/model.onnx: is where the run's result goes"),
+    (["--save-gradients", "/dev/null"], "--save-gradients /dev/null: is no regular file, and tensors"),
     (["--max-steps", "99999999999999999999"], "is more than can be counted"),
     (["--threads", 100000], "is more than 1,024"),
     (["--skip-pass", "nothing"], "--skip-pass nothing: no such pass can be left out; these can: simplify"),
@@ -169,3 +174,33 @@ def test_data_files(tmp_path):
 def test_options(tmp_path, arguments, sentence):
     job = [PERCEPTRON, "--data", PERCEPTRON.with_suffix(".data.safetensors"), "--loss", "mse", "--labels", "y", "--max-steps", 1]
     refused(tmp_path, USAGE, sentence, *job, *arguments)
+
+
+REPORTS = ["--plan-json", "--plan-svg", "--op-times", "--save-gradients", "--save-optimizer-state"]
+
+
+def test_reports_replace_their_own_kind_alone(tmp_path):
+    job = [PERCEPTRON, "--data", PERCEPTRON.with_suffix(".data.safetensors"), "--loss", "mse", "--labels", "y", "--max-steps", 1, "--overwrite"]
+    for option in REPORTS:
+        (tmp_path / "mine").write_text("a letter")
+        refused(tmp_path, USAGE, f"{option} mine: is there already and isn't known as such a file of ort-train", *job, option, "mine")
+        assert (tmp_path / "mine").read_text() == "a letter"
+    all_reports = [part for option in REPORTS for part in (option, option[2:])] + ["--dump-after", "simplify", "simplified.onnx"]
+    for _ in range(2):
+        run(tmp_path, *job, *all_reports)
+    for one, other in zip(REPORTS, REPORTS[1:] + REPORTS[:1]):
+        message = run(tmp_path, *job, one, other[2:], code=USAGE).err
+        assert f"{one} {other[2:]}: is there already and isn't known as such" in message, message
+    (tmp_path / "link").symlink_to("plan-json")
+    run(tmp_path, *job, "--plan-json", "link")
+    assert (tmp_path / "link").is_symlink()
+    run(tmp_path, *job, "--plan-json", "/dev/null")
+
+
+def test_two_weights_of_one_name(tmp_path):
+    weights = [onnx.numpy_helper.from_array(np.full((4, 4), value, np.float32), "w") for value in (1, 2)]
+    ends = [onnx.helper.make_tensor_value_info(name, onnx.TensorProto.FLOAT, ["batch", 4]) for name in ("x", "y")]
+    graph = onnx.helper.make_graph([onnx.helper.make_node("MatMul", ["x", "w"], ["y"])], "twice", ends[:1], ends[1:], weights)
+    onnx.save(onnx.helper.make_model(graph, opset_imports=[onnx.helper.make_opsetid("", 17)], ir_version=8), tmp_path / "twice.onnx")
+    np.savez(tmp_path / "data.npz", x=np.ones((4, 4), np.float32), labels=np.ones((4, 4), np.float32))
+    refused(tmp_path, UNSUPPORTED, "two initializers 'w'", "twice.onnx", "--data", "data.npz", "--loss", "mse")

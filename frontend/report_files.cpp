@@ -1,0 +1,117 @@
+#include "frontend/report_files.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <filesystem>
+#include <fstream>
+#include <optional>
+#include <vector>
+
+#include "graph/error.h"
+#include "offload/file_system.h"
+
+namespace ort_train {
+namespace {
+
+namespace fs = std::filesystem;
+
+struct Report {
+  const char* option;
+  std::string path;
+  std::string_view begin;                 // what such a file begins with
+  std::vector<std::string_view> marks{};  // and what else it has in its first bytes
+  bool into_any = true;                   // it may also go into what is no regular file
+};
+
+std::vector<Report> reports_of(const Options& options) {
+  static const std::string kGradientsMark = fmt::format("\"{}\":\"{}\"", kContentKey, kGradients),
+                           kStateMark = fmt::format("\"{}\":\"{}\"", kContentKey, kOptimizerState);
+  std::vector<Report> reports{{"plan_json", options.plan_json, "{", {"\"model\":", "\"budget_bytes\":"}},
+                              {"plan_svg", options.plan_svg, "<svg ", {"<desc>ort-train"}},
+                              {"dump_problem", options.dump_problem, "{\"version\":", {"\"memory\":"}},
+                              {"op_times", options.op_times, "{", {"\"entries\": ["}},
+                              {"save_gradients", options.save_gradients, "", {"__metadata__", kGradientsMark}, false},
+                              {"save_optimizer_state", options.save_optimizer_state, "", {"__metadata__", kStateMark}, false},
+                              {"profile", options.profile, "{"}};
+  for (const auto& [pass, path] : options.dump_after)  // an ONNX file's producer_name
+    reports.push_back({"dump_after", path, "\x08", {"\x12\tort-train"}});
+  std::erase_if(reports, [](const Report& report) { return report.path.empty(); });
+  return reports;
+}
+
+// An absolute path without links, also of a file that isn't there.
+fs::path canonical(const std::string& path) {
+  std::error_code code;
+  fs::path found = fs::weakly_canonical(fs::absolute(path, code), code);
+  return code ? fs::path(path) : found;
+}
+
+// The first bytes of a file; none where it can't be read.
+std::optional<std::string> head_of(const std::string& path) {
+  constexpr std::streamsize kHead = 8192;  // with a model's path in it
+  std::ifstream file(path, std::ios::binary);
+  std::string head(static_cast<size_t>(kHead), '\0');
+  file.read(head.data(), kHead);
+  head.resize(static_cast<size_t>(file.gcount()));
+  if (!file.is_open() || file.bad()) return std::nullopt;
+  return head;
+}
+
+}  // namespace
+
+void refuse_foreign_reports(const Options& options) {
+  struct Other {
+    fs::path path;
+    const char* what;
+  };
+  std::vector<Other> others;
+  for (const std::string* const input : {&options.model, &options.data, &options.teacher, &options.loss_model}) {
+    if (!input->empty()) others.push_back({canonical(*input), "is read by this run"});
+  }
+  for (const char* const name : {"model.onnx", "adapter_model.safetensors", "adapter_config.json"})
+    others.push_back({canonical((fs::path(options.output_dir) / name).string()), "is where the run's result goes"});
+  if (!options.log_file.empty()) others.push_back({canonical(options.log_file), "is the run's log"});
+  for (const Report& report : reports_of(options)) {
+    const auto refuse = [&](std::string_view why) {
+      return error(ErrorCode::usage, "`{}` {}: {}; choose another file", report.option, report.path, why);
+    };
+    const fs::path path = canonical(report.path);
+    std::error_code code;
+    const bool is_there = fs::exists(path, code), is_regular = fs::is_regular_file(path, code);
+    if (is_there && fs::is_directory(path, code)) throw refuse("is a folder");
+    if (is_there && !is_regular) {
+      if (!report.into_any) throw refuse("is no regular file, and tensors are written to one");
+      continue;
+    }
+    for (const Other& other : others) {
+      if (other.path == path) throw refuse(other.what);
+    }
+    others.push_back({path, "is named by another option, too"});
+    if (!is_there) continue;
+    const std::optional<std::string> head = head_of(report.path);
+    const auto has = [&](std::string_view mark) { return head->find(mark) != std::string::npos; };
+    if (!head) throw refuse("is there already and can't be read");
+    if (!head->empty() && !(head->starts_with(report.begin) && std::all_of(report.marks.begin(), report.marks.end(), has)))
+      throw refuse("is there already and isn't known as such a file of ort-train: move it away");
+  }
+}
+
+std::string report_target(const std::string& path) {
+  const std::string target = canonical(path).string();
+  make_folders(folder_of(target));
+  return target;
+}
+
+void write_report(const std::string& path, std::string_view text) {
+  std::error_code code;
+  if (fs::exists(path, code) && !fs::is_regular_file(path, code)) {
+    std::ofstream file(path, std::ios::binary);
+    if (!file.write(text.data(), static_cast<std::streamsize>(text.size())).flush())
+      throw error(ErrorCode::io, "'{}' can't be written", path);
+    return;
+  }
+  replace_file(report_target(path), text);
+}
+
+}  // namespace ort_train

@@ -98,8 +98,11 @@ void read_adapter(AdapterSettings& settings, const Options& options) {
     const bool is_own = settings.kind == AdapterKind::ia3 ? part == AdapterPart::factors
                                                           : part == AdapterPart::a || part == AdapterPart::b ||
                                                                 (part == AdapterPart::magnitude && settings.kind == AdapterKind::dora);
-    if (!is_own)
-      throw error(ErrorCode::unsupported, "{}: has '{}', which is no tensor of {}", settings.file, entry.name, to_string(settings.kind));
+    if (!is_own && part != AdapterPart::base)
+      throw error(ErrorCode::unsupported,
+                  "{}: has '{}', which is no tensor of {}: biases and weights that were trained as a whole (PEFT's `modules_to_save` and "
+                  "`bias`) and embeddings of another size aren't read: merge them into the model and export that",
+                  settings.file, entry.name, to_string(settings.kind));
   }
 }
 
@@ -137,6 +140,7 @@ SavedName saved_name(std::string name) {
                                      {".lora_embedding_B", AdapterPart::b},
                                      {".lora_magnitude_vector", AdapterPart::magnitude},
                                      {".lora_magnitude_vector.default.weight", AdapterPart::magnitude},
+                                     {".base_layer.weight", AdapterPart::base},
                                      {".ia3_l", AdapterPart::factors},
                                      {".ia3_l.default", AdapterPart::factors}}) {
     if (name.ends_with(ending)) return {name.substr(0, name.size() - std::strlen(ending)), part};
@@ -173,23 +177,29 @@ std::vector<AdapterTensor> tensors_of(const Graph& graph, const Adapter& adapter
   return tensors;
 }
 
+WeightPlace place_of(const AdapterSettings& settings, const SafetensorsEntry& entry) {
+  const DType type = entry.element == Element::float16    ? DType::float16
+                     : entry.element == Element::bfloat16 ? DType::bfloat16
+                                                          : DType::float32;
+  if (element_of(type) != entry.element)
+    throw error(ErrorCode::unsupported, "{}: '{}' is {}: float32, float16 and bfloat16 are read", settings.file, entry.name,
+                to_string(entry.element));
+  return {.name = entry.name,
+          .bytes = {.path = settings.file, .offset = entry.offset, .bytes = entry.bytes},
+          .dtype = type,
+          .shape = entry.shape};
+}
+
 WeightPlace saved_place(const AdapterSettings& settings, const std::string& module, const AdapterTensor& tensor) {
   for (const SafetensorsEntry& entry : settings.saved.entries) {
     const SavedName name = saved_name(entry.name);
-    if (name.part != tensor.part || !same_module(name.module, module)) continue;
+    if (name.part != tensor.part || name.module != module) continue;
     if (entry.shape != tensor.shape)
       throw error(ErrorCode::usage, "{}: '{}' is {}, and would have to be {} for this model", settings.file, entry.name,
                   to_string(entry.shape), to_string(tensor.shape));
-    const DType type = entry.element == Element::float16    ? DType::float16
-                       : entry.element == Element::bfloat16 ? DType::bfloat16
-                                                            : DType::float32;
-    if (element_of(type) != entry.element)
-      throw error(ErrorCode::unsupported, "{}: '{}' is {}: float32, float16 and bfloat16 are read", settings.file, entry.name,
-                  to_string(entry.element));
-    return {.name = tensor.parameter,
-            .bytes = {.path = settings.file, .offset = entry.offset, .bytes = entry.bytes},
-            .dtype = type,
-            .shape = tensor.shape};
+    WeightPlace place = place_of(settings, entry);
+    place.name = tensor.parameter;
+    return place;
   }
   throw error(ErrorCode::data, "{}: lacks one of the tensors of '{}'", settings.file, module);
 }

@@ -15,6 +15,8 @@
 #include "frontend/weight_names.h"
 #include "graph/error.h"
 #include "graph/names.h"
+#include "offload/file_range.h"
+#include "passes/pipeline.h"
 
 namespace ort_train {
 namespace {
@@ -49,15 +51,29 @@ struct Candidate {
 std::vector<Candidate> candidates_of(const Imported& model, const std::set<size_t>& read) {
   const std::map<std::string, WeightNames> names = weight_names(model);
   std::vector<Candidate> all;
-  std::set<std::string> modules;
   for (const Adaptable& weight : find_adaptable(model.graph, read)) {
     Candidate one{.weight = weight, .names = names.at(weight.weight), .module = {}};
     one.module = module_named(one.weight.weight, one.names.originals, one.weight.node);
-    if (!modules.insert(one.module).second) modules.insert(one.module = without_weight(one.weight.weight));
     one.is_trained = model.graph.value(model.graph.find_value(one.weight.weight)).trainable;
     all.push_back(std::move(one));
   }
+  // Weights of one name, which were one before `untie`, are told apart by the nodes that read them, else by their tensors.
+  std::map<std::string, int> named;
+  for (const Candidate& one : all) ++named[one.module];
+  std::set<std::string> modules;
+  for (Candidate& one : all) {
+    const auto of_node = model.info.node_modules.find(one.weight.node);
+    if (named[one.module] > 1 && of_node != model.info.node_modules.end() && !of_node->second.empty()) one.module = of_node->second;
+    if (!modules.insert(one.module).second) modules.insert(one.module = without_weight(one.weight.weight));
+  }
   return all;
+}
+
+// With the names of the model's outputs, which losses ask for.
+void simplify_named(Graph& graph, const PassOptions& passes) {
+  const std::vector<std::string> outputs = names_of_outputs(graph);
+  simplify(graph, passes);
+  rename_outputs(graph, outputs);
 }
 
 // --- targets ----------------------------------------------------------------------------------------------------------------------------
@@ -117,18 +133,84 @@ Modules usual_targets(const std::vector<Candidate>& candidates) {
   return modules;
 }
 
+// Those that a module of a file may be.
+std::vector<const Candidate*> candidates_named(const std::vector<Candidate>& candidates, const std::string& module) {
+  std::vector<const Candidate*> found;
+  for (const Candidate& candidate : candidates) {
+    if (candidate.module == module) return {&candidate};
+    if (same_module(candidate.module, module)) found.push_back(&candidate);
+  }
+  return found;
+}
+
+// Whether b has a's numbers, as far as the narrower type says; `transposed`: b is stored as a's transpose. A square at a time.
+bool has_numbers_of(const WeightPlace& a, const WeightPlace& b, bool transposed) {
+  constexpr int64_t kSide = 512;
+  const DType type = is_half(a.dtype) ? a.dtype : is_half(b.dtype) ? b.dtype : DType::float32;
+  const auto size = static_cast<size_t>(size_of(type));
+  const int64_t rows = a.shape.empty() ? 1 : a.shape[0], columns = element_count(a.shape) / std::max<int64_t>(1, rows);
+  const File file_a = open_range(a.bytes), file_b = open_range(b.bytes);
+  std::vector<std::byte> stored;
+  const auto read = [&](const File& file, const WeightPlace& place, int64_t first, int64_t count, std::byte* to) {
+    stored.resize(static_cast<size_t>(count * size_of(place.dtype)));
+    file.read(place.bytes.offset + first * size_of(place.dtype), stored);
+    return convert(element_of(place.dtype), stored, type, {to, static_cast<size_t>(count) * size}) < 0;  // else it holds no such number
+  };
+  std::vector<std::byte> of_a(kSide * kSide * size), of_b(of_a.size());
+  for (int64_t row = 0; row < rows; row += kSide) {
+    for (int64_t column = 0; column < columns; column += kSide) {
+      const int64_t down = std::min(kSide, rows - row), across = std::min(kSide, columns - column);
+      const int64_t lines = transposed ? across : down, length = transposed ? down : across;  // of b's square
+      for (int64_t i = 0; i < down; ++i) {
+        if (!read(file_a, a, (row + i) * columns + column, across, of_a.data() + static_cast<size_t>(i * across) * size)) return false;
+      }
+      for (int64_t i = 0; i < lines; ++i) {
+        const int64_t first = transposed ? (column + i) * rows + row : (row + i) * columns + column;
+        if (!read(file_b, b, first, length, of_b.data() + static_cast<size_t>(i * length) * size)) return false;
+      }
+      for (int64_t i = 0; i < down; ++i) {
+        for (int64_t j = 0; j < across; ++j) {
+          const int64_t at = transposed ? j * down + i : i * across + j;
+          if (std::memcmp(of_a.data() + static_cast<size_t>(i * across + j) * size, of_b.data() + static_cast<size_t>(at) * size, size) !=
+              0)
+            return false;
+        }
+      }
+    }
+  }
+  return true;
+}
+
+bool have_same_numbers(const WeightPlace& a, const WeightPlace& b) {
+  const bool is_matrix = a.shape.size() == 2 && b.shape.size() == 2;
+  return (a.shape == b.shape && has_numbers_of(a, b, false)) ||
+         (is_matrix && b.shape == Shape{a.shape[1], a.shape[0]} && has_numbers_of(a, b, true));
+}
+
+// Weights that PEFT saves beside their adapters (embeddings and heads), as they were, have to be the model's.
+void check_saved_bases(const Imported& model, const std::vector<Candidate>& candidates, const AdapterSettings& settings) {
+  for (const SafetensorsEntry& entry : settings.saved.entries) {
+    const SavedName name = saved_name(entry.name);
+    if (name.part != AdapterPart::base) continue;
+    const std::vector<const Candidate*> found = candidates_named(candidates, name.module);
+    if (found.empty())
+      throw error(ErrorCode::usage, "{}: has '{}', which isn't in the model: it is of another model", settings.file, entry.name);
+    for (const Candidate* const candidate : found) {
+      const WeightPlace& place = weight_named(model.weights, candidate->weight.weight).places[0];
+      if (!have_same_numbers(place_of(settings, entry), place))
+        throw error(ErrorCode::unsupported, "{}: '{}', {}, has other numbers than the model's '{}', {}: the adapter is of another model",
+                    settings.file, entry.name, to_string(entry.shape), candidate->weight.weight, to_string(place.shape));
+    }
+  }
+}
+
 // Each module of the file is one of the model's: by its name, or by the end of it.
 AdapterSpec saved_targets(AdapterSpec spec, const std::vector<Candidate>& candidates, const AdapterSettings& settings) {
   std::map<std::string, std::string> taken;  // weight -> the file's module
   for (const SafetensorsEntry& entry : settings.saved.entries) {
     const SavedName name = saved_name(entry.name);
-    std::vector<const Candidate*> found;
-    for (const Candidate& candidate : candidates) {
-      if (same_module(candidate.module, name.module)) found.push_back(&candidate);
-    }
-    for (const Candidate& candidate : candidates) {
-      if (candidate.module == name.module) found = {&candidate};
-    }
+    if (name.part == AdapterPart::base) continue;
+    const std::vector<const Candidate*> found = candidates_named(candidates, name.module);
     if (found.size() != 1)
       throw error(ErrorCode::usage, "{}: has an adapter of '{}', {} the model: it is of another model", settings.file, name.module,
                   found.empty() ? "which isn't in" : "of which there are several in");
@@ -139,7 +221,7 @@ AdapterSpec saved_targets(AdapterSpec spec, const std::vector<Candidate>& candid
     if (!is_first && at->second != name.module)
       throw error(ErrorCode::usage, "{}: has adapters of '{}' and '{}', and both would be of '{}': it is of another model", settings.file,
                   at->second, name.module, found[0]->module);
-    spec.modules.emplace(found[0]->weight.weight, found[0]->module);
+    spec.modules.emplace(found[0]->weight.weight, name.module);  // under its name there, for who reads what becomes of it
     if (spec.kind == AdapterKind::ia3 && saved_scales_inputs(settings, entry)) spec.scaled_inputs.insert(found[0]->weight.weight);
   }
   if (spec.modules.empty()) throw error(ErrorCode::data, "{}: has no adapters", settings.file);
@@ -199,9 +281,10 @@ std::vector<Adapter> adapt(Imported& model, const AdapterSettings& settings, con
   std::vector<Adapter> adapters;
   Graph& graph = model.graph;
   run_pass("adapters", graph, passes, [&] {
-    simplify(graph, passes);
+    simplify_named(graph, passes);
     const std::vector<Candidate> candidates = candidates_of(model, passes.read);
     const AdapterSpec spec = spec_of(candidates, settings);
+    check_saved_bases(model, candidates, settings);
     if (settings.file.empty()) check_rank(graph, candidates, spec.modules, settings.rank);
     adapters = add_adapters(graph, spec, passes.read);
     return true;
@@ -226,7 +309,7 @@ std::vector<Adapter> adapt(Imported& model, const AdapterSettings& settings, con
 }
 
 void choose_base(Imported& model, const Options& options, PassOptions& passes) {
-  simplify(model.graph, passes);
+  simplify_named(model.graph, passes);
   const std::vector<Candidate> candidates = candidates_of(model, passes.read);
   for (const Candidate& candidate : candidates) {
     if (candidate.weight.is_head) passes.heads.insert(candidate.weight.weight);

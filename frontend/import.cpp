@@ -113,10 +113,7 @@ void add_outputs(Graph& graph, const std::vector<onnx::ValueDef>& outputs, const
       value = Builder(graph).named(output.name).emit("Reshape", {value}, {{"shape", graph.value(value).shape}});
       taken.insert(value);
     }
-    if (graph.value(value).name != output.name) {
-      if (const ValueId other = graph.find_value(output.name); other != kNone) graph.rename(other, output.name + ".inner");
-      graph.rename(value, output.name);
-    }
+    graph.name_output(value, output.name);
     graph.outputs.push_back(value);
   }
 }
@@ -270,6 +267,11 @@ Imported import_model(const std::string& path, const ImportOptions& options, Wor
     WeightTable weights(result.graph, files, options, result);
     Walk walk(model, result.graph, files, weights, inputs, make_folder(workers));
     walk.run(options);
+    for (const onnx::NodeDef& node : model.graph.nodes) {
+      if (!options.untie || node.module.empty() || node.name.empty()) continue;
+      std::string& module = result.info.node_modules.emplace(node.name, node.module).first->second;
+      if (module != node.module) module.clear();  // two nodes of one name
+    }
     files.check_external(result.info);  // also those that only an untaken branch mentions
     place_added(result.info);
     note_modes(model.graph, result.graph, options.adapts, result.info);

@@ -103,7 +103,9 @@ struct ModelInfo {
   // What the file lacks of being that model (`untie`, `control`). The initializers have the names of the places that are `added`.
   onnx::ModelEdit edit;
   std::vector<TensorFate> tensors;  // floating-point ones, in import order
-  std::string chosen;               // what `train` and `freeze` changed, as a checkpoint's setting; empty: nothing
+  // With `untie`, by the names of nodes: the exported program's module that each is of, where metadata say it.
+  std::map<std::string, std::string> node_modules;
+  std::string chosen;              // what `train` and `freeze` changed, as a checkpoint's setting; empty: nothing
   std::vector<std::string> notes;  // repairs and other things to tell: "tied 'lm_head.weight' with 'wte.weight' (stored twice, transposed)"
 };
 

@@ -13,6 +13,7 @@ namespace {
 
 using namespace fixtures;
 namespace fs = std::filesystem;
+namespace pb = ort_train_onnx;
 
 struct AdapterRefusals : AdapterJob {};
 
@@ -115,6 +116,39 @@ TEST_F(AdapterRefusals, AdaptersOfOtherModelsAreRefused) {
   EXPECT_HAS(refusal(next), "says kind, rank (4), scale and targets: leave out `lora_rank`");
 }
 
+// PEFT saves embeddings and heads beside their adapters, transposed against the file here; names have a longer path, and keep it.
+TEST_F(AdapterRefusals, WeightsBesideAdaptersHaveToBeTheModels) {
+  Options o = options();
+  o.lora_target = {"head"};
+  o.adapter_only = true;
+  const std::string file = train(o).summary.model_path;
+  Options next = options();
+  next.lora_rank = 0, next.lora_alpha = 0, next.adapter_only = true;
+  next.adapter = fs::path(file).parent_path();
+  const Run plain = train(next);
+
+  const std::vector<float> a = matrix(file, "head.lora_A.weight"), b = matrix(file, "head.lora_B.weight"),
+                           head = weight(o.model, "head.weight");
+  std::vector<float> base(head.size());
+  for (size_t i = 0; i < head.size(); ++i) base[i % kOut * kInner + i / kOut] = head[i];
+  const auto write = [&] {
+    Arrays()
+        .add("base_model.model.wrapped.head.lora_A.weight", {kRank, kInner}, a)
+        .add("base_model.model.wrapped.head.lora_B.weight", {kOut, kRank}, b)
+        .add("base_model.model.wrapped.head.base_layer.weight", {kOut, kInner}, base)
+        .write(file);
+  };
+  write();
+  next.output_dir = folder / "next";
+  const Run run = train(next);
+  EXPECT_EQ(run.losses, plain.losses);
+  EXPECT_EQ(matrix(run.summary.model_path, "wrapped.head.lora_A.weight"), matrix(plain.summary.model_path, "head.lora_A.weight"));
+  base[77] += 1;
+  write();
+  EXPECT_HAS(refusal(next),
+             "'base_model.model.wrapped.head.base_layer.weight', [4, 1024], has other numbers than the model's 'head.weight'");
+}
+
 TEST_F(AdapterRefusals, ResumeWantsTheSameAdaptersAndBase) {
   Options o = options();
   o.output_dir = folder / "out-resumed";
@@ -183,6 +217,53 @@ TEST_F(AdapterRefusals, AdaptersAreOfUses) {
   o.use_dora = false;
   const Run run = train(o);
   EXPECT_EQ(run.summary.steps, 2);
+}
+
+// PyTorch's exporter stores a tied weight twice under the head's name; untied, the modules of the nodes tell the two apart.
+TEST_F(AdapterRefusals, UntiedWeightsHaveTheNamesOfTheirModules) {
+  auto model = model_of(R"(<ir_version: 8, opset_import: ["" : 17]>
+    g (int64[batch, 3] words) => (float[batch, 3, 6] y) { a = Gather (head_weight, words) y = MatMul (a, val_1) })");
+  const std::vector<float> table = numbers(6 * 4, 7919);
+  std::vector<float> transposed(table.size());
+  for (size_t i = 0; i < table.size(); ++i) transposed[i % 4 * 6 + i / 4] = table[i];
+  pb::GraphProto& graph = *model.mutable_graph();
+  graph.mutable_node(0)->set_input(0, "head.weight");
+  *graph.add_initializer() = tensor_of("head.weight", {6, 4}, table);
+  *graph.add_initializer() = tensor_of("val_1", {4, 6}, transposed);
+  const auto add = [](auto* entry, const char* key, const char* value) {
+    entry->set_key(key);
+    entry->set_value(value);
+  };
+  const char *const modules[] = {"['', 'body', 'body.embed', 'embedding']", "['', 'head', 'linear']"}, *const names[] = {"node_embedding",
+                                                                                                                         "node_linear"};
+  for (int i = 0; i < 2; ++i) {
+    graph.mutable_node(i)->set_name(names[i]);
+    add(graph.mutable_node(i)->add_metadata_props(), "pkg.torch.onnx.name_scopes", modules[i]);
+  }
+  add(graph.add_metadata_props(), "pkg.torch.export.ExportedProgram.graph_signature",
+      "p_body_embed_weight: PARAMETER target='body.embed.weight'\np_head_weight: PARAMETER target='head.weight'\n");
+  pb::ValueInfoProto& folded = *graph.add_value_info();
+  folded.set_name("val_1");
+  add(folded.add_metadata_props(), "pkg.onnxscript.optimizer.folded_from", "['head.weight']");
+
+  Arrays arrays;
+  arrays.add("words", {4, 3}, std::vector<int64_t>{0, 1, 2, 3, 4, 5, 5, 4, 3, 2, 1, 0});
+  arrays.add("labels", {4, 3, 6}, numbers(72, 7907));
+  Options o{.model = write_model(folder, model),
+            .data = arrays.write(folder / "words.safetensors"),
+            .loss = "mse",
+            .batch_size = 2,
+            .profile = profile,
+            .max_steps = 2,
+            .lora_rank = 2,
+            .lora_target = {"head"},
+            .adapter_only = true};
+  EXPECT_HAS(refusal(o), "`untie` gives each a weight of its own");
+  o.untie = true;
+  EXPECT_EQ(matrix(train(o).summary.model_path, "head.lora_A.weight").size(), 2U * 4);
+  o.lora_target = {"embed"};
+  o.output_dir = folder / "embed";
+  EXPECT_EQ(matrix(train(o).summary.model_path, "body.embed.lora_embedding_A").size(), 2U * 6);
 }
 
 // A bias has the factors in it in the end, so it may be no other product's: not even where both read one Reshape of it.

@@ -346,6 +346,9 @@ TEST_F(AdapterRuns, AnAdapterIsGoneOnFrom) {
   // What `export` makes of the adapter is what the run itself made of it.
   Options only{.model = o.model, .output_dir = folder / "exported", .adapter = next.adapter};
   EXPECT_TRUE(read_file(export_merged(only)) == read_file(merged.summary.model_path));
+  EXPECT_HAS(error_of([&] { export_merged(only); }).what(), "is there already: replace it (`overwrite`)");
+  only.overwrite = true;
+  EXPECT_TRUE(read_file(export_merged(only)) == read_file(merged.summary.model_path));
   EXPECT_HAS(error_of([&] { export_merged({.model = o.model}); }).what(), "no adapter is given");
   // What the first run ended with is what the second begins with: the loss of the merged model.
   Options of_merged = next;

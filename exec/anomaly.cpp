@@ -121,6 +121,10 @@ std::string AnomalyDetector::behind(NodeId id, std::span<void* const> outputs) {
       wrong = fmt::format("[{}] makes {} in output {} ('{}'){}", describe(graph_, id), describe_found(output, found), i,
                           graph_.value(output).name, infinite ? "; of its inputs, some are infinite" : ", of finite inputs");
   }
+  for (const ValueId input : graph_.inputs) {  // perhaps a mask, perhaps what is to blame
+    if (!wrong.empty() && infinite && found_[input].infinite > 0)
+      wrong += fmt::format("; the input '{}' has {}", graph_.value(input).name, describe_found(input, found_[input]));
+  }
   return wrong;
 }
 

@@ -41,7 +41,7 @@ class Workers {
 
   // body(task, worker) for each 0 <= task < tasks; 0 <= worker < threads() is never two tasks' at once. The first exception is rethrown.
   template <typename Body> void parallel_for(int64_t tasks, Body&& body) { run_body(tasks, body, Order::any); }
-  // The same, and tasks begin in ascending order: one may wait for those before it.
+  // The same, and tasks begin in ascending order: one may wait for those before it, or the longest may come first.
   template <typename Body> void parallel_in_order(int64_t tasks, Body&& body) { run_body(tasks, body, Order::ascending); }
   // body(begin, end), or body(begin, end, worker), over [0, n) in blocks of `block` elements, fixed by the caller.
   template <typename Body> void parallel_blocks(int64_t n, int64_t block, Body&& body) {

@@ -120,6 +120,16 @@ TEST_F(Anomalies, OfTheData) {
   EXPECT_THAT(sentence, HasSubstr("step 3: the input 'x' has 1 NaN among 8 numbers, the first at [0, 1]"));
 }
 
+// Infinite labels make infinities first, which might be a mask's; where these make NaN, the input is told.
+TEST_F(Anomalies, OfLabels) {
+  const Options o = job("[product] y = MatMul (x, w)", samples());
+  std::vector<float> labels = numbers(4 * kSamples, 31);
+  labels[1] = labels[5] = kInfinity;
+  Arrays().add("x", {kSamples, 4}, samples()).add("labels", {kSamples, 4}, labels).write(o.data);
+  EXPECT_THAT(found(o), AllOf(HasSubstr("of its inputs, some are infinite"),
+                              HasSubstr("the input 'labels' has 2 infinities among 8 numbers, the first at [0, 1]")));
+}
+
 TEST_F(Anomalies, MasksAreNone) {
   const std::string body =
       "[product] a = MatMul (x, w)\nabove = Greater (x, zero)\n[choice] m = Where (above, a, low)\n"

@@ -117,7 +117,7 @@ KernelRun prepare(const KernelSpec& spec) {
     return [forward = Forward<T>(spec)](const KernelArgs& args) {
       const Problem& p = forward.p;
       const int64_t blocks = p.query_blocks(), tasks = p.items() * blocks;
-      args.workers().parallel_for(tasks, [&](int64_t task, int worker) {
+      args.workers().parallel_in_order(tasks, [&](int64_t task, int worker) {
         const int64_t block = blocks - 1 - task / p.items(),
                       item = task % p.items();  // where causal, the last rows have most to do: they begin
         forward.run(args, item, block * kQueries, args.workspace + worker * forward.each.all());

@@ -9,7 +9,6 @@
 #include <atomic>
 #include <chrono>
 #include <functional>
-#include <optional>
 #include <queue>
 #include <span>
 #include <thread>
@@ -43,14 +42,15 @@ struct Aside {
 struct Workers::Impl {
   static constexpr int64_t kMost = 64;  // loops put aside
 
+  static constexpr int64_t kNoTask = -1;
   // Neighbouring tasks of a loop.
   struct alignas(64) Share {
     std::atomic<int64_t> next{0};  // that hasn't begun
     int64_t end = 0;
-    std::optional<int64_t> begin_one() {
-      if (next.load(std::memory_order_relaxed) >= end) return std::nullopt;
+    int64_t begin_one() {  // kNoTask where all have begun
+      if (next.load(std::memory_order_relaxed) >= end) return kNoTask;
       const int64_t task = next.fetch_add(1);
-      return task < end ? std::optional(task) : std::nullopt;
+      return task < end ? task : kNoTask;
     }
   };
 
@@ -127,9 +127,9 @@ void Workers::share(int64_t tasks, Call call, void* closure, Order order, bool w
       }
       for (size_t i = 0; i < shares.size() && begun.load(std::memory_order_relaxed) < tasks; ++i) {
         Impl::Share& share = shares[(static_cast<size_t>(worker) + i) % shares.size()];
-        while (const std::optional<int64_t> task = share.begin_one()) {
+        for (int64_t task = share.begin_one(); task != Impl::kNoTask; task = share.begin_one()) {
           begun.fetch_add(1, std::memory_order_relaxed);
-          call(closure, *task, worker);
+          call(closure, task, worker);
           done.fetch_add(1, std::memory_order_relaxed);
         }
       }
@@ -211,10 +211,10 @@ void Workers::run_timed(int64_t tasks, Call call, void* closure, Order order) {
   while (!threads.empty()) {
     const auto [from, thread] = threads.top();
     threads.pop();
-    std::optional<int64_t> task;
-    for (size_t i = 0; i < shares.size() && !task; ++i) task = shares[(thread + i) % shares.size()].begin_one();
-    if (!task) continue;
-    const double seconds = timed.seconds[static_cast<size_t>(*task)];
+    int64_t task = Impl::kNoTask;
+    for (size_t i = 0; i < shares.size() && task == Impl::kNoTask; ++i) task = shares[(thread + i) % shares.size()].begin_one();
+    if (task == Impl::kNoTask) continue;
+    const double seconds = timed.seconds[static_cast<size_t>(task)];
     threads.emplace(from + seconds, thread);
     last = std::max(last, from + seconds);
     times_.task_seconds += seconds;

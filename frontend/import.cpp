@@ -86,6 +86,19 @@ void note_modes(const onnx::GraphDef& graph, const Graph& imported, bool is_froz
   }
 }
 
+// No weights: every node that calls a function would have its own, or all would share it, and the file doesn't say which.
+void list_function_tensors(const onnx::ModelDef& model, ModelInfo& info) {
+  constexpr const char* kWhy = "in the body of a function, where nothing is trained";
+  for (const auto& [name, type] : model.function_tensors) info.tensors.push_back({.name = name, .type = type, .why = kWhy});
+  if (model.function_tensors.empty()) return;
+  const size_t count = model.function_tensors.size();
+  info.notes.push_back(
+      fmt::format("{} tensor{} in bodies of functions and stay{} as {} ('{}'{}): as an initializer that is handed to the "
+                  "function {} would be trained",
+                  count, count == 1 ? " is" : "s are", count == 1 ? "s" : "", count == 1 ? "it is" : "they are",
+                  model.function_tensors.begin()->first, count == 1 ? "" : ", …", count == 1 ? "it" : "each"));
+}
+
 // Nodes that hang on placeholders go; the values that they would have made are not in the graph.
 std::vector<bool> remove_unknown(Graph& graph, const std::vector<ValueId>& placeholders) {
   std::vector<bool> unknown(graph.value_count());
@@ -274,6 +287,7 @@ Imported import_model(const std::string& path, const ImportOptions& options, Wor
     }
     files.check_external(result.info);  // also those that only an untaken branch mentions
     place_added(result.info);
+    list_function_tensors(model, result.info);
     note_modes(model.graph, result.graph, options.adapts, result.info);
 
     const std::vector<std::string> names = output_names(model.graph);

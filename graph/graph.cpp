@@ -79,7 +79,7 @@ void Graph::name_output(ValueId id, const std::string& name) {
   if (output_name(id) == name) return;
   const ValueId other = find_value(name);
   const ValueKind kind = other == kNone ? ValueKind::activation : values_[other].kind;
-  if (kind != ValueKind::activation && kind != ValueKind::gradient) {
+  if (kind != ValueKind::activation && kind != ValueKind::gradient && kind != ValueKind::constant) {
     values_[id].output_name = name;
     return;
   }

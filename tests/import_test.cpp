@@ -2,6 +2,7 @@
 
 #include "frontend/import.h"
 
+#include <fmt/ranges.h>
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -170,6 +171,26 @@ TEST(Import, ExpandsFunctionsAtTheirOwnOpset) {
   EXPECT_EQ(floats(run_imported(imported, {{"x", make_tensor<float>({2}, {1, 1})}}).at("y")), (std::vector<float>{141, 162}));
   EXPECT_EQ(imported.graph.node(imported.graph.order().front()).name, "first");
   EXPECT_EQ(imported.graph.node(imported.graph.order().back()).name, "second");
+}
+
+// They are no weights, which is said.
+TEST(Import, TensorsInFunctionsAreListed) {
+  const TestFolder folder;
+  const Imported imported = import_file(write_model(folder, R"(<ir_version: 9, opset_import: ["" : 17, "mine" : 1]>
+    g (float[1, 2] x) => (float[1, 2] y) <float[2] w = {1, 2}> {
+      a = mine.Fixed (x)
+      y = Add (a, w)
+    }
+    <domain: "mine", opset_import: ["" : 17]> Fixed (p) => (q) {
+      k = Constant <value = float[2, 2] {1, 2, 3, 4}> ()
+      q = MatMul (p, k)
+    })"));
+  const auto& tensors = imported.info.tensors;
+  const auto found = std::find_if(tensors.begin(), tensors.end(), [](const TensorFate& tensor) { return tensor.name == "Fixed/k"; });
+  ASSERT_NE(found, tensors.end());
+  EXPECT_EQ(found->treatment, Treatment::constant);
+  EXPECT_EQ(found->why, "in the body of a function, where nothing is trained");
+  EXPECT_HAS(fmt::format("{}", fmt::join(imported.info.notes, "\n")), "1 tensor is in bodies of functions and stays as it is ('Fixed/k')");
 }
 
 TEST(Import, ARecursiveFunctionIsAnObstacle) {

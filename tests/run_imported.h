@@ -38,7 +38,7 @@ inline std::map<std::string, Tensor> run_imported(const Imported& imported, cons
     }
   }
   std::map<std::string, Tensor> results;
-  for (ValueId output : graph.outputs) results[graph.value(output).name] = values.at(output);
+  for (ValueId output : graph.outputs) results[graph.output_name(output)] = values.at(output);
   return results;
 }
 

@@ -101,6 +101,7 @@ struct ModelDef {
   GraphDef graph;
   std::set<std::string> external_files;  // every location of external data, those in branches and functions included
   std::map<std::string, std::shared_ptr<const ort_train_onnx::FunctionProto>> functions;  // by function_key()
+  std::map<std::string, TensorType> function_tensors;  // floating-point ones of several elements in their bodies, as "FUNCTION/NAME"
 };
 
 }  // namespace ort_train::onnx

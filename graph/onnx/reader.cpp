@@ -56,6 +56,13 @@ ModelDef read_model(const ByteSource& source) {
       std::vector<NodeDef> nodes;
       for (const auto& node : function.node()) nodes.push_back(to_node(node, proto));
       find_external_files(nodes, model.external_files);
+      for (const NodeDef& node : nodes) {
+        const auto value = node.tensors.find("value");
+        if (node.op_type != "Constant" || value == node.tensors.end() || node.outputs.empty() || !value->second.dtype) continue;
+        const TensorType type{*value->second.dtype, value->second.shape};
+        if (is_floating(type.dtype) && element_count(type.shape) > 1)
+          model.function_tensors.emplace(function.name() + "/" + node.outputs[0], type);
+      }
       model.functions[function_key(function.domain(), function.name(), function.overload())] =
           std::shared_ptr<const pb::FunctionProto>(proto, &function);
     }

@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <cmath>
 #include <cstring>
+#include <memory>
 #include <numbers>
 #include <set>
 
@@ -12,6 +13,7 @@
 #include "frontend/adapter_files.h"
 #include "frontend/element.h"
 #include "frontend/units.h"
+#include "frontend/weight_file.h"
 #include "frontend/weight_names.h"
 #include "graph/error.h"
 #include "graph/names.h"
@@ -143,48 +145,21 @@ std::vector<const Candidate*> candidates_named(const std::vector<Candidate>& can
   return found;
 }
 
-// Whether b has a's numbers, as far as the narrower type says; `transposed`: b is stored as a's transpose. A square at a time.
-bool has_numbers_of(const WeightPlace& a, const WeightPlace& b, bool transposed) {
-  constexpr int64_t kSide = 512;
-  const DType type = is_half(a.dtype) ? a.dtype : is_half(b.dtype) ? b.dtype : DType::float32;
-  const auto size = static_cast<size_t>(size_of(type));
-  const int64_t rows = a.shape.empty() ? 1 : a.shape[0], columns = element_count(a.shape) / std::max<int64_t>(1, rows);
-  const File file_a = open_range(a.bytes), file_b = open_range(b.bytes);
-  std::vector<std::byte> stored;
-  const auto read = [&](const File& file, const WeightPlace& place, int64_t first, int64_t count, std::byte* to) {
-    stored.resize(static_cast<size_t>(count * size_of(place.dtype)));
-    file.read(place.bytes.offset + first * size_of(place.dtype), stored);
-    return convert(element_of(place.dtype), stored, type, {to, static_cast<size_t>(count) * size}) < 0;  // else it holds no such number
-  };
-  std::vector<std::byte> of_a(kSide * kSide * size), of_b(of_a.size());
-  for (int64_t row = 0; row < rows; row += kSide) {
-    for (int64_t column = 0; column < columns; column += kSide) {
-      const int64_t down = std::min(kSide, rows - row), across = std::min(kSide, columns - column);
-      const int64_t lines = transposed ? across : down, length = transposed ? down : across;  // of b's square
-      for (int64_t i = 0; i < down; ++i) {
-        if (!read(file_a, a, (row + i) * columns + column, across, of_a.data() + static_cast<size_t>(i * across) * size)) return false;
-      }
-      for (int64_t i = 0; i < lines; ++i) {
-        const int64_t first = transposed ? (column + i) * rows + row : (row + i) * columns + column;
-        if (!read(file_b, b, first, length, of_b.data() + static_cast<size_t>(i * length) * size)) return false;
-      }
-      for (int64_t i = 0; i < down; ++i) {
-        for (int64_t j = 0; j < across; ++j) {
-          const int64_t at = transposed ? j * down + i : i * across + j;
-          if (std::memcmp(of_a.data() + static_cast<size_t>(i * across + j) * size, of_b.data() + static_cast<size_t>(at) * size, size) !=
-              0)
-            return false;
-        }
-      }
-    }
-  }
-  return true;
-}
-
+// Whether two tensors, one perhaps stored as the other's transpose, have the same numbers, as far as the narrower type says.
 bool have_same_numbers(const WeightPlace& a, const WeightPlace& b) {
+  const DType type = is_half(a.dtype) ? a.dtype : is_half(b.dtype) ? b.dtype : DType::float32;
+  const auto reader = [type](const WeightPlace& place) {
+    return [&place, type, file = std::make_shared<File>(open_range(place.bytes)), stored = std::vector<std::byte>()](
+               int64_t first, std::span<std::byte> to) mutable {
+      stored.resize(to.size() / static_cast<size_t>(size_of(type)) * static_cast<size_t>(size_of(place.dtype)));
+      file->read(place.bytes.offset + first * size_of(place.dtype), stored);
+      return convert(element_of(place.dtype), stored, type, to) < 0;
+    };
+  };
   const bool is_matrix = a.shape.size() == 2 && b.shape.size() == 2;
-  return (a.shape == b.shape && has_numbers_of(a, b, false)) ||
-         (is_matrix && b.shape == Shape{a.shape[1], a.shape[0]} && has_numbers_of(a, b, true));
+  return (a.shape == b.shape && same_elements(reader(a), reader(b), a.shape, size_of(type), /*transposed=*/false)) ||
+         (is_matrix && b.shape == Shape{a.shape[1], a.shape[0]} &&
+          same_elements(reader(a), reader(b), a.shape, size_of(type), /*transposed=*/true));
 }
 
 // Weights that PEFT saves beside their adapters (embeddings and heads), as they were, have to be the model's.

@@ -1,5 +1,5 @@
-// Finds weights that exporters stored twice. Two tensors that agree in two places are compared in sixteen, and then in full, the transposed
-// ones block by block, so that a model without such weights is hardly read at all, and one with them only where they are.
+// Finds weights that exporters stored twice. Two tensors that agree in two places are compared in sixteen, and then in full, so that a
+// model without such weights is hardly read at all, and one with them only where they are.
 
 #include <algorithm>
 #include <array>
@@ -8,6 +8,7 @@
 #include <span>
 
 #include "frontend/importer.h"
+#include "frontend/weight_file.h"
 #include "graph/error.h"
 
 namespace ort_train::importing {
@@ -69,11 +70,11 @@ class TieFinder {
     const Shape& shape = candidates_[i].tensor->shape;
     for (const size_t earlier : find_alike(i, straight, false)) {
       const bool transposed = candidates_[earlier].tensor->shape != shape;
-      if (transposed ? same_transposed(earlier, i) : same(earlier, i)) return Tie{earlier, i, transposed};
+      if (same(earlier, i, transposed)) return Tie{earlier, i, transposed};
     }
     if (shape.size() != 2 || shape[0] != shape[1]) return std::nullopt;
     for (const size_t earlier : find_alike(i, group(candidates_[i]) + samples(candidates_[i], true, kFirst), true)) {
-      if (same_transposed(earlier, i)) return Tie{earlier, i, true};
+      if (same(earlier, i, /*transposed=*/true)) return Tie{earlier, i, true};
     }
     return std::nullopt;
   }
@@ -113,42 +114,16 @@ class TieFinder {
     return bytes;
   }
 
-  bool same(size_t a, size_t b) {
+  bool same(size_t a, size_t b, bool transposed) {
     if (++comparisons_ > kMaxComparisons) return false;
-    const int64_t size = size_of(*candidates_[a].tensor->dtype), count = element_count(candidates_[a].tensor->shape),
-                  block = kBlockBytes / size;
-    for (int64_t at = 0; at < count; at += block) {
-      const auto bytes = static_cast<size_t>(std::min(block, count - at) * size);
-      left_.resize(bytes);
-      right_.resize(bytes);
-      read(candidates_[a], at, left_);
-      read(candidates_[b], at, right_);
-      if (left_ != right_) return false;
-    }
-    return !all_equal(a);
-  }
-
-  // Element (i, j) of the one with (j, i) of the other: blocks of rows of the taller one, and the columns that belong to them of the other.
-  bool same_transposed(size_t a, size_t b) {
-    if (++comparisons_ > kMaxComparisons) return false;
-    const bool a_is_tall = candidates_[a].tensor->shape[0] >= candidates_[a].tensor->shape[1];
-    const Candidate &tall = candidates_[a_is_tall ? a : b], &wide = candidates_[a_is_tall ? b : a];
-    const int64_t size = size_of(*tall.tensor->dtype), rows = tall.tensor->shape[0], columns = tall.tensor->shape[1];
-    const int64_t block = std::max<int64_t>(1, kBlockBytes / (columns * size));
-    for (int64_t row = 0; row < rows; row += block) {
-      const int64_t height = std::min(block, rows - row);
-      left_.resize(static_cast<size_t>(height * columns * size));
-      right_.resize(static_cast<size_t>(height * size));
-      read(tall, row * columns, left_);
-      for (int64_t column = 0; column < columns; ++column) {
-        read(wide, column * rows + row, right_);
-        for (int64_t i = 0; i < height; ++i) {
-          if (std::memcmp(left_.data() + (i * columns + column) * size, right_.data() + i * size, static_cast<size_t>(size)) != 0)
-            return false;
-        }
-      }
-    }
-    return !all_equal(a);
+    const auto reader = [this](const Candidate& candidate) {
+      return [this, &candidate](int64_t first, std::span<std::byte> to) {
+        read(candidate, first, to);
+        return true;
+      };
+    };
+    const onnx::TensorDef& tensor = *candidates_[a].tensor;
+    return same_elements(reader(candidates_[a]), reader(candidates_[b]), tensor.shape, size_of(*tensor.dtype), transposed) && !all_equal(a);
   }
 
   bool all_equal(size_t index) {
@@ -157,10 +132,10 @@ class TieFinder {
     std::array<std::byte, 8> first{};
     read(candidate, 0, std::span(first).first(static_cast<size_t>(size)));
     for (int64_t at = 0; at < count; at += block) {
-      left_.resize(static_cast<size_t>(std::min(block, count - at) * size));
-      read(candidate, at, left_);
-      for (size_t i = 0; i < left_.size(); i += static_cast<size_t>(size)) {
-        if (std::memcmp(left_.data() + i, first.data(), static_cast<size_t>(size)) != 0) return false;
+      block_.resize(static_cast<size_t>(std::min(block, count - at) * size));
+      read(candidate, at, block_);
+      for (size_t i = 0; i < block_.size(); i += static_cast<size_t>(size)) {
+        if (std::memcmp(block_.data() + i, first.data(), static_cast<size_t>(size)) != 0) return false;
       }
     }
     return true;
@@ -169,7 +144,7 @@ class TieFinder {
   const std::vector<Candidate>& candidates_;
   TensorFiles& files_;
   std::map<std::string, Kept> kept_;  // by group and first samples
-  std::vector<std::byte> left_, right_;
+  std::vector<std::byte> block_;
   int comparisons_ = 0;
 };
 

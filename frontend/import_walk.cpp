@@ -167,12 +167,6 @@ void Walk::add_inputs(const ImportOptions& options) {
 
 // A graph's weights and its other initializers, which are read when a node asks for them.
 void Walk::add_tensors(const onnx::GraphDef& graph, const Uses& uses, Scope& scope) {
-  std::set<std::string> names;
-  for (const onnx::TensorDef& tensor : graph.initializers) {
-    if (!names.insert(tensor.name).second)
-      throw error(ErrorCode::unsupported,
-                  "the model has two initializers '{}', and which one is meant can't be told: rename one, or export it again", tensor.name);
-  }
   const size_t refused_before = weights_.refused().size();
   for (auto& [name, meaning] : weights_.add(graph, uses, &scope == &main_)) scope.names.insert_or_assign(name, std::move(meaning));
   for (const onnx::TensorDef& tensor : graph.initializers) scope.names.emplace(tensor.name, Meaning{.tensor = &tensor});

@@ -34,6 +34,16 @@ namespace {
 
 constexpr int64_t kMaxConstant = int64_t{16} << 20;  // bytes: larger ones are parameters that nothing changes, and stay in the file
 
+// A tensor is asked for by its name.
+void check_names(const onnx::GraphDef& graph) {
+  std::set<std::string> names;
+  for (const onnx::TensorDef& tensor : graph.initializers) {
+    if (!names.insert(tensor.name).second)
+      throw error(ErrorCode::unsupported,
+                  "the model has two initializers '{}', and which one is meant can't be told: rename one, or export it again", tensor.name);
+  }
+}
+
 // Whether what --untie leaves of the uses trains the tensor: the first of the main graph's, and those of nested graphs.
 bool trains_unsplit(const std::vector<Use>& uses) {
   bool first = true;
@@ -392,6 +402,7 @@ void WeightTable::add_quantized(const onnx::GraphDef& graph, const Uses& uses, s
 }
 
 std::map<std::string, Meaning> WeightTable::add(const onnx::GraphDef& graph, const Uses& uses, bool is_main) {
+  check_names(graph);
   check_overlaps(graph);
   std::vector<Candidate> found = parameters(graph, uses, is_main);
   std::vector<Tie> ties;

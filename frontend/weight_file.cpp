@@ -29,6 +29,34 @@ void read_weight(const FileRange& from, DType stored, DType wanted, std::span<st
   }
 }
 
+bool same_elements(const ElementReader& a, const ElementReader& b, const Shape& shape, int64_t size, bool transposed) {
+  constexpr int64_t kSide = 512;
+  const int64_t rows = shape.empty() ? 1 : shape[0], columns = element_count(shape) / std::max<int64_t>(1, rows);
+  std::vector<std::byte> of_a, of_b;
+  const auto part = [&](std::vector<std::byte>& bytes, int64_t element, int64_t count) {
+    return std::span(bytes).subspan(static_cast<size_t>(element * size), static_cast<size_t>(count * size));
+  };
+  for (int64_t row = 0; row < rows; row += kSide) {
+    for (int64_t column = 0; column < columns; column += kSide) {
+      const int64_t down = std::min(kSide, rows - row), across = std::min(kSide, columns - column);
+      of_a.resize(static_cast<size_t>(down * across * size));
+      of_b.resize(of_a.size());
+      for (int64_t i = 0; i < down; ++i) {
+        if (!a((row + i) * columns + column, part(of_a, i * across, across))) return false;
+        if (!transposed && !b((row + i) * columns + column, part(of_b, i * across, across))) return false;
+      }
+      if (!transposed && of_a != of_b) return false;
+      for (int64_t j = 0; transposed && j < across; ++j) {
+        if (!b((column + j) * rows + row, part(of_b, j * down, down))) return false;
+        for (int64_t i = 0; i < down; ++i) {
+          if (!std::ranges::equal(part(of_a, i * across + j, 1), part(of_b, j * down + i, 1))) return false;
+        }
+      }
+    }
+  }
+  return true;
+}
+
 Elements32 numbers_in(const WeightPlace& place) {
   return [&place](int64_t first, int64_t count, const std::function<void(std::span<const float>)>& sink) {
     constexpr int64_t kBlock = int64_t{1} << 18;  // elements

@@ -54,7 +54,7 @@ struct Value {
   int64_t whole_offset = 0;                  // the byte of the whole where it begins
   uint32_t ordinal = 0;                      // parameters of 16 bits: of the whole in the model, by which its random numbers are found
   double fill = 0;                           // optimizer state: what each element begins as
-  // Outputs of a model only: what the model calls it where an input, a weight or a constant has that name; else empty.
+  // Outputs of a model only: what the model calls it where an input or a weight has that name; else empty.
   std::string output_name{};
 
   TensorType type() const { return {dtype, shape}; }

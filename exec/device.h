@@ -14,6 +14,7 @@
 #include <span>
 #include <string>
 
+#include "exec/algorithms.h"
 #include "exec/arena.h"
 #include "exec/kernel.h"
 #include "exec/program.h"
@@ -76,6 +77,8 @@ class Device {
 
   // What the last bits of products of that 16-bit type depend on, besides the numbers; in float32 all devices agree.
   virtual std::string makes_products(DType type) const = 0;
+  // By which algorithms its libraries make them; null: there is nothing to choose.
+  virtual const AlgorithmTable* algorithms() const { return nullptr; }
   // Kernels take memory of the device when they are first run.
   virtual bool loads_late() const { return false; }
   // What the process takes of the memory of a device with its own, by the driver's count; 0: it can't be asked.

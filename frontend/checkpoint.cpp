@@ -292,6 +292,7 @@ std::string save_checkpoint(const std::string& output_dir, const RunState& state
                  {"state", to_json(state)},
                  {"parts", parts_to_json(content)},
                  {"unchanged", content.unchanged}};
+    if (!content.algorithms.empty()) body["algorithms"] = content.algorithms;
     if (slots != nullptr) {
       body["slots"] = slots_to_json(slots->sync(), content);
     } else {
@@ -316,6 +317,12 @@ std::string save_checkpoint(const std::string& output_dir, const RunState& state
 }
 
 std::optional<RunState> saved_state(const std::string& folder) { return read_from_manifest(folder, "state", state_of); }
+
+Algorithms saved_algorithms(const std::string& folder, const std::string& makes_products) {
+  const auto of_products = [](const Json& settings) { return settings.value(kProductsSetting, std::string()); };
+  if (read_from_manifest(folder, "settings", of_products) != makes_products) return {};
+  return read_from_manifest(folder, "algorithms", [](const Json& json) { return json.get<Algorithms>(); }).value_or(Algorithms{});
+}
 
 Loaded load_checkpoint(const std::string& output_dir, const CheckpointContent& content, const Note& note, const std::string& nvme_path,
                        const BeforeLoad& before, const std::string& only) {

@@ -30,6 +30,7 @@
 #include <string>
 #include <vector>
 
+#include "exec/algorithms.h"
 #include "frontend/loss_scaling.h"
 #include "frontend/schedule.h"
 #include "graph/types.h"
@@ -66,11 +67,15 @@ struct StateTensor {
   bool on_disk = false;           // it lives in the run's state file
 };
 
+// The setting that says what Device::makes_products() says; of runs that make none of 16 bits there is none.
+inline constexpr const char* kProductsSetting = "products";
+
 struct CheckpointContent {
   std::vector<StateTensor> weights, optimizer;   // that the run changes
   std::map<std::string, std::string> unchanged;  // weights that stay as they are in the model's file: name -> checksum, 16 hex digits
   std::string model;                             // hash of the parameters' names, types and order, whatever their parts
   std::map<std::string, std::string> settings;   // options that change numbers
+  Algorithms algorithms;                         // of the device's libraries, by which products of 16 bits are made
 };
 
 struct Loaded {
@@ -99,6 +104,8 @@ Loaded load_checkpoint(const std::string& output_dir, const CheckpointContent& c
 
 // What the checkpoint in `folder` says of its run; none where it can't be read.
 std::optional<RunState> saved_state(const std::string& folder);
+// By which algorithms it made products of 16 bits, if as Device::makes_products() says of this device; else none.
+Algorithms saved_algorithms(const std::string& folder, const std::string& makes_products);
 
 // Paths of the checkpoints in output_dir that load_checkpoint() would take before `path`; all of them where `path` isn't there or empty.
 std::vector<std::string> checkpoints_newer_than(const std::string& output_dir, const std::string& path);

@@ -8,6 +8,7 @@
 #include <string>
 #include <vector>
 
+#include "exec/algorithms.h"
 #include "exec/device.h"
 #include "passes/plan.h"
 
@@ -22,6 +23,9 @@ struct DeviceChoice {
   int64_t reserve = 0;        // bytes of the device's memory that no program has: its context, the kernels' code
   int64_t page = 1;           // bytes that the device's memory is given out in
   std::string name{};         // for people
+  // Of products of 16 bits, where libraries make them: by which algorithms, and what Device::makes_products() says. Null: there are none.
+  AlgorithmTable* algorithms = nullptr;
+  std::string makes_products{};
 };
 
 }  // namespace ort_train

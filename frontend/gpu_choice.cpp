@@ -72,7 +72,9 @@ DeviceChoice on_gpu(Gpu& gpu, const Options& options, bool halves, int64_t besid
                        .host_updates = true},
           .reserve = reserve,
           .page = kDevicePage,
-          .name = facts.name};
+          .name = facts.name,
+          .algorithms = halves ? &gpu.algorithms() : nullptr,
+          .makes_products = halves ? gpu.makes_products() : std::string()};
 }
 
 }  // namespace ort_train

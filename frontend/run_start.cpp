@@ -29,6 +29,13 @@ std::string listed(const std::vector<std::string>& names) {
   return text;
 }
 
+// Checkpoints from which the run may go on: where the newest turns out to be damaged, it is the one before.
+std::vector<std::string> candidates(const RunStart& start, const Options& options) {
+  if (!start.is_resumed()) return {};
+  if (start.is_named) return {start.checkpoint};
+  return checkpoints_newer_than(options.output_dir, {});
+}
+
 }  // namespace
 
 RunStart choose_start(const Options& options) {
@@ -55,15 +62,17 @@ RunStart choose_start(const Options& options) {
                   "{}: there is no checkpoint to resume from (`resume_from_checkpoint` auto begins afresh where there is none)",
                   options.output_dir);
   }
-  const auto add_cursor = [&](const std::string& checkpoint) {
+  for (const std::string& checkpoint : candidates(start, options)) {
     if (const std::optional<RunState> state = saved_state(checkpoint)) start.cursors.push_back({state->step, state->index});
-  };
-  if (start.is_named) {
-    add_cursor(start.checkpoint);
-  } else if (start.is_resumed()) {
-    for (const std::string& checkpoint : checkpoints_newer_than(options.output_dir, {})) add_cursor(checkpoint);
   }
   return start;
+}
+
+Algorithms saved_algorithms(const RunStart& start, const Options& options, const std::string& makes_products) {
+  for (const std::string& checkpoint : candidates(start, options)) {
+    if (Algorithms saved = saved_algorithms(checkpoint, makes_products); !saved.empty()) return saved;
+  }
+  return {};
 }
 
 int64_t kept_checkpoints(const Options& options, bool in_slots) {

@@ -116,7 +116,10 @@ void Runtime::collect_tensors() {
   for (auto* list : {&content_.weights, &content_.optimizer})  // the plan has an order of its own
     std::sort(list->begin(), list->end(), [](const StateTensor& a, const StateTensor& b) { return a.name < b.name; });
   content_.settings = job_.settings();
-  if (is_half(job_.products)) content_.settings["products"] = device().makes_products(job_.products);
+  if (is_half(job_.products)) {
+    content_.settings[kProductsSetting] = device().makes_products(job_.products);
+    if (device().algorithms() != nullptr) content_.algorithms = device().algorithms()->all();
+  }
   std::string description;
   for (const auto& [name, type] : wholes) description += fmt::format("{}: {}\n", name, to_string(type));
   for (const auto& [parameter, slices] : planned_.set.entries[0].job.slices) {  // packs of one name and size may have other members

@@ -2,13 +2,16 @@
 // order of their own (16 bits, some convolutions); with threads and blocks from the first to the last and back, and over their inputs where
 // they may be; memory is full of nonsense, with guards around it.
 
+#include <fmt/format.h>
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <string>
 #include <vector>
 
 #include "exec/cpu_device.h"
 #include "exec/cuda/kernels.h"
+#include "tests/host_libraries.h"
 #include "tests/op_jobs.h"
 #include "tests/prepared_op.h"
 
@@ -49,6 +52,61 @@ TEST_P(CudaKernel, HasTheProcessorsBits) {
   }
 }
 
+// What is made of 16 bits by NVIDIA's libraries, by those of the tests.
+struct CudaLibrary : ::testing::TestWithParam<OpCase> {
+  void SetUp() override { use_host_libraries(true); }
+  void TearDown() override { use_host_libraries(false); }
+};
+
+TEST_P(CudaLibrary, IsAskedForWhatTheProcessorComputes) {
+  for (const auto& job : op_jobs(GetParam(), cuda_kernels_on_host())) {
+    if (!is_half(half_of_products(*job))) continue;
+    SCOPED_TRACE(fmt::format("{}, multiplied in {}", to_string(job->spec.inputs[0]), to_string(half_of_products(*job))));
+    const std::vector<Tensor> wanted = PreparedOp(*job->op, job->spec, /*threads=*/2).run(job->inputs);
+    const PreparedOp prepared(*job->op, job->spec, /*threads=*/2, cuda_kernels_on_host());
+    std::vector<How> ways{{}};
+    for (const Alias& alias : prepared.in_place()) ways.push_back({.in_place = alias});
+    for (const How& how : ways) {
+      SCOPED_TRACE(how.in_place ? fmt::format("over input {}", how.in_place->input) : "");
+      const std::vector<Tensor> results = prepared.run(job->inputs, how);
+      for (size_t i = 0; i < results.size(); ++i) {
+        SCOPED_TRACE(fmt::format("output {}", i));
+        const double tolerance = own_order_tolerance(*job, i, results[i]);
+        tolerance > 0 ? expect_near(results[i], wanted[i], tolerance) : expect_same(results[i], wanted[i]);
+      }
+    }
+  }
+}
+
+// Cases of ops that ask a library for something.
+std::vector<OpCase> library_cases() {
+  std::vector<OpCase> cases = op_cases_for(cuda_kernels_on_host());
+  std::erase_if(cases, [](const OpCase& op_case) {
+    return op_case.op.find("MatMul") == std::string::npos && !op_case.op.starts_with("Attention") && !op_case.op.starts_with("Conv");
+  });
+  return cases;
+}
+
+TEST(CudaLibraries, AreAskedForEachKind) {
+  constexpr int64_t kLargest = 50'000, kEach = 10;  // elements of a case; calls
+  const LibraryCalls before = host_library_calls();
+  use_host_libraries(true);
+  for (const OpCase& of : library_cases()) {
+    for (const auto& job : op_jobs(of, cuda_kernels_on_host())) {
+      const bool is_small =
+          std::all_of(job->tensors.begin(), job->tensors.end(), [](const Tensor& tensor) { return tensor.size() <= kLargest; });
+      if (is_small) (void)PreparedOp(*job->op, job->spec, /*threads=*/2, cuda_kernels_on_host()).run(job->inputs);
+    }
+  }
+  use_host_libraries(false);
+  const LibraryCalls now = host_library_calls();
+  EXPECT_GE(now.products - before.products, kEach);
+  EXPECT_GE(now.attention - before.attention, kEach);
+  EXPECT_GE(now.attention_gradients - before.attention_gradients, kEach);
+  EXPECT_GE(now.convolutions - before.convolutions, kEach);
+}
+
+INSTANTIATE_TEST_SUITE_P(Ops, CudaLibrary, ::testing::ValuesIn(library_cases()), [](const auto& info) { return test_name(info.param); });
 INSTANTIATE_TEST_SUITE_P(Ops, CudaKernel, ::testing::ValuesIn(op_cases_for(cuda_kernels_on_host())),
                          [](const auto& info) { return test_name(info.param); });
 

@@ -11,6 +11,10 @@
 
 #include "graph/op_def.h"
 
+#ifdef ORT_TRAIN_SANITIZED
+#include <sanitizer/asan_interface.h>
+#endif
+
 namespace ort_train::fixtures {
 
 Workers& workers(int threads) {
@@ -23,16 +27,23 @@ Workers& workers(int threads) {
 
 namespace {
 
-// Bytes at a chosen distance from a 64-byte line, between guards, filled with nonsense.
+// Bytes at a chosen distance from a 64-byte line, between guards, filled with nonsense. Under AddressSanitizer nobody may read a guard,
+// either.
 class Guarded {
  public:
   Guarded(int64_t bytes, int64_t shift) : bytes_(bytes), memory_(static_cast<size_t>(bytes) + 4 * kGuard, std::byte{0xa5}) {
     const auto address = reinterpret_cast<uintptr_t>(memory_.data());
     data_ = memory_.data() + (kGuard - address % kGuard) + kGuard + shift;
     std::memset(data_, 0xcd, static_cast<size_t>(bytes));
+    forbid_guards(true);
+  }
+  Guarded(Guarded&& other) = default;
+  ~Guarded() {
+    if (!memory_.empty()) forbid_guards(false);
   }
   std::byte* data() const { return data_; }
   bool intact() const {
+    forbid_guards(false);
     for (const std::byte* at = memory_.data(); at < memory_.data() + memory_.size(); ++at) {
       if ((at < data_ || at >= data_ + bytes_) && *at != std::byte{0xa5}) return false;
     }
@@ -40,6 +51,15 @@ class Guarded {
   }
 
  private:
+  void forbid_guards([[maybe_unused]] bool forbidden) const {
+#ifdef ORT_TRAIN_SANITIZED
+    const std::byte *const begin = memory_.data(), *const end = begin + memory_.size(), *const behind = data_ + bytes_;
+    const auto change = forbidden ? __asan_poison_memory_region : __asan_unpoison_memory_region;
+    change(begin, static_cast<size_t>(data_ - begin));
+    change(behind, static_cast<size_t>(end - behind));
+#endif
+  }
+
   static constexpr int64_t kGuard = 64;
   int64_t bytes_;
   std::vector<std::byte> memory_;

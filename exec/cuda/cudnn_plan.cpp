@@ -6,6 +6,7 @@
 #define CUDNN_FRONTEND_SKIP_JSON_LIB
 #include <cudnn_frontend.h>
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 
 #include <algorithm>
 #include <cstddef>
@@ -20,6 +21,7 @@
 
 #include "exec/cuda/shared_library.h"
 #include "exec/cuda/status.h"
+#include "exec/cuda/tensor_product.h"
 #include "graph/error.h"
 
 namespace ort_train::cuda {
@@ -311,31 +313,58 @@ int64_t most_workspace(const ConvolutionProblem& p) {
 
 // --- what there is
 
-// The first plan that is supported; none: null.
+constexpr const char* kNoPlan = "kernels of ort-train";  // in a table of algorithms
+
+// The plan of that name, or the first that is supported, whose name it becomes; none: null, and kNoPlan.
 std::unique_ptr<Plan> build(cudnnHandle_t handle, std::unique_ptr<graph::Graph> made, int64_t first_bytes, int64_t most_workspace,
-                            const std::vector<NumericalNote_t>& unwanted) {
+                            const std::vector<NumericalNote_t>& unwanted, std::string& name) {
+  if (name == kNoPlan) return nullptr;
   try {
     if (!is_done(made->validate()) || !is_done(made->build_operation_graph(handle)) ||
         !is_done(made->create_execution_plans({cudnn_frontend::HeurMode_t::A})))
       return nullptr;
     made->deselect_numeric_notes(unwanted).deselect_workspace_greater_than(most_workspace);
     for (int64_t i = 0; i < made->get_execution_plan_count(); ++i) {
-      if (is_done(made->build_plan_at_index(i))) return std::make_unique<Plan>(handle, std::move(made), first_bytes);
+      std::string of;
+      const bool has_name = made->get_plan_name_at_index(i, of).is_good();
+      if ((!name.empty() && (!has_name || of != name)) || !is_done(made->build_plan_at_index(i))) continue;
+      name = of;
+      return std::make_unique<Plan>(handle, std::move(made), first_bytes);
     }
   } catch (const cudnn_frontend::cudnnException& problem) {
     refuse_chance(problem.what());
   }
+  if (name.empty()) name = kNoPlan;
   return nullptr;
 }
 
-std::unique_ptr<Plan> build(cudnnHandle_t handle, const AttentionProblem& p) {
-  return build(handle, graph_of(p), first_bytes(p), INT64_MAX, {NumericalNote_t::NONDETERMINISTIC});
+std::unique_ptr<Plan> build(cudnnHandle_t handle, const AttentionProblem& p, std::string& name) {
+  return build(handle, graph_of(p), first_bytes(p), INT64_MAX, {NumericalNote_t::NONDETERMINISTIC}, name);
 }
-std::unique_ptr<Plan> build(cudnnHandle_t handle, const ConvolutionProblem& p) {
+std::unique_ptr<Plan> build(cudnnHandle_t handle, const ConvolutionProblem& p, std::string& name) {
   return build(handle, graph_of(p), 0, most_workspace(p),
                {NumericalNote_t::NONDETERMINISTIC, NumericalNote_t::REDUCED_PRECISION_REDUCTION, NumericalNote_t::DOWN_CONVERT_INPUTS,
                 NumericalNote_t::FFT, NumericalNote_t::WINOGRAD, NumericalNote_t::WINOGRAD_TILE_4x4, NumericalNote_t::WINOGRAD_TILE_6x6,
-                NumericalNote_t::WINOGRAD_TILE_13x13});
+                NumericalNote_t::WINOGRAD_TILE_13x13},
+               name);
+}
+
+// In words, with all that is different in two problems.
+std::string describe(const AttentionProblem& p) {
+  return fmt::format("{} attention{} of {} x {} heads, {} of keys, {} x {} scores, {} and {} wide, scale {:a}{}", to_string(p.type),
+                     p.is_backward ? "'s gradient" : "", p.batch, p.heads, p.key_heads, p.rows, p.columns, p.depth, p.width, p.scale,
+                     p.causal ? ", causal" : "");
+}
+std::string describe(const ConvolutionProblem& p) {
+  using Result = ConvolutionProblem::Result;
+  return fmt::format(
+      "{} convolution {}, {} x {} groups, {} -> {} channels of {} -> {}, windows of {}, strides {}, padding {}, dilations {}",
+      to_string(p.type),
+      p.result == Result::y    ? "y"
+      : p.result == Result::dx ? "dx"
+                               : "dw",
+      p.batch, p.groups, p.in_channels, p.out_channels, fmt::join(p.in, " x "), fmt::join(p.out, " x "), fmt::join(p.kernel, " x "),
+      fmt::join(p.stride, " x "), fmt::join(p.padding, " x "), fmt::join(p.dilation, " x "));
 }
 
 // Of a device; lives as long as the program.
@@ -362,7 +391,13 @@ template <class Problem> const CudnnPlan* find(const Problem& problem, std::map<
   if (plans == nullptr) return nullptr;
   const auto found = (plans->*kind).find(problem);
   if (found != (plans->*kind).end()) return found->second.get();
-  return (plans->*kind).emplace(problem, build(plans->handle, problem)).first->second.get();
+  AlgorithmTable& algorithms = algorithms_of_current_device();
+  const std::string computed = describe(problem), chosen = algorithms.find(computed).value_or("");
+  std::string name = chosen;
+  std::unique_ptr<Plan> plan = build(plans->handle, problem, name);
+  if (plan == nullptr && name != kNoPlan) throw unknown_algorithm(Library::open().name(), computed, chosen);
+  algorithms.choose(computed, name);
+  return (plans->*kind).emplace(problem, std::move(plan)).first->second.get();
 }
 
 }  // namespace

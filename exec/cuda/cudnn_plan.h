@@ -2,7 +2,8 @@
 //
 // The library is opened when a plan is first asked for. A plan is the first of its suggestions that gives the same bits every time, adds up
 // in float32 and needs no more workspace than a size that follows from the problem: a fixed function of problem, GPU and the library's
-// version. The order of a sum is the library's own, so the bits are not the processor's.
+// version, unless the GPU's table (exec/algorithms.h) names one already. The order of a sum is the library's own, so the bits are not the
+// processor's.
 //
 // Where there is no cuDNN, or it has no way, there is no plan, and the kernels of exec/cuda/ops compute in 16 bits as they do in float32.
 
@@ -14,12 +15,12 @@
 #include <span>
 #include <string>
 
-#include "exec/cuda/tensor_product.h"
+#include "exec/cuda/libraries.h"
 #include "graph/types.h"
 
-namespace ort_train::cuda {
+ORT_TRAIN_LIBRARIES_BEGIN
 
-// A workspace begins at a multiple of kLibraryAlignment (exec/cuda/tensor_product.h), a tensor at one of 16 bytes.
+// A workspace begins at a multiple of kLibraryAlignment, a tensor at one of 16 bytes.
 
 // Of tensors (batch, heads, rows or columns, depth or width), each in one piece; lse is float32, all others are of one type.
 //   forward    q, k, v -> o, lse
@@ -64,7 +65,7 @@ class CudnnPlan {
 };
 
 // On the thread's current device; made once and kept as long as the program. Null: there is none. Throws Error(device) where it can't be
-// made now, but perhaps another time: memory is lacking, or a part of the library.
+// made now, but perhaps another time: memory is lacking, or a part of the library, or it has no plan of the name that the table has.
 const CudnnPlan* find_plan(const AttentionProblem& problem);
 const CudnnPlan* find_plan(const ConvolutionProblem& problem);
 
@@ -75,4 +76,4 @@ std::string start_cudnn();
 // The library and its version: "cuDNN 9.19.0"; "no cuDNN".
 std::string cudnn_library();
 
-}  // namespace ort_train::cuda
+ORT_TRAIN_LIBRARIES_END

@@ -125,10 +125,6 @@ const KernelTable* CudaDevice::kernels(SpaceKind where) const {
   return where == SpaceKind::device ? &cuda_kernels() : where == SpaceKind::host ? &cpu_kernels() : nullptr;
 }
 
-std::string CudaDevice::makes_products(DType) const {
-  return fmt::format("{}, {}, {}", gpu_.facts().name, tensor_library(), cudnn_library());
-}
-
 template <typename Body> void CudaDevice::on_work(int32_t number, Body body) {
   try {
     body();

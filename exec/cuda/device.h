@@ -42,7 +42,8 @@ class CudaDevice : public Device {
   void time_work() override;
   double seconds(int32_t number) const override;
   void transfer(std::byte* to, const std::byte* from, int64_t bytes) override;
-  std::string makes_products(DType type) const override;
+  std::string makes_products(DType) const override { return gpu_.makes_products(); }
+  const AlgorithmTable* algorithms() const override { return &gpu_.algorithms(); }
   bool loads_late() const override { return true; }
   int64_t used_bytes() const override { return gpu_.used_bytes(); }
 

@@ -2,6 +2,8 @@
 
 #include <cuda_runtime.h>
 #include <dlfcn.h>
+#include <fmt/format.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <array>
@@ -13,6 +15,8 @@
 #include "exec/cuda/kernels.h"
 #include "exec/cuda/memory.h"
 #include "exec/cuda/status.h"
+#include "exec/cuda/tensor_product.h"
+#include "exec/cuda/trial.h"
 #include "exec/program.h"
 #include "graph/error.h"
 #include "graph/op_def.h"
@@ -21,6 +25,7 @@ namespace ort_train {
 namespace {
 
 using cuda::check;
+using cuda::Trial;
 
 constexpr int kLeastMajor = 8;  // compute capability: Ampere
 
@@ -33,6 +38,7 @@ class Nvml {
     const auto init = find<int()>("nvmlInit_v2");
     const auto by_bus = find<int(const char*, void**)>("nvmlDeviceGetHandleByPciBusId_v2");
     info_ = find<int(void*, Memory*)>("nvmlDeviceGetMemoryInfo");
+    processes_ = find<int(void*, unsigned*, Process*)>("nvmlDeviceGetComputeRunningProcesses_v3");
     if (init == nullptr || by_bus == nullptr || info_ == nullptr || init() != 0 || by_bus(bus.c_str(), &handle_) != 0) info_ = nullptr;
   }
   Nvml(const Nvml&) = delete;
@@ -48,16 +54,37 @@ class Nvml {
     Memory memory{};
     return info_ != nullptr && info_(handle_, &memory) == 0 ? static_cast<int64_t>(memory.used) : -1;
   }
+  // By this process; 0 where the driver lists none of its number. In a container it may list another of that number, or none.
+  int64_t used_by_this() const {
+    if (info_ == nullptr || processes_ == nullptr) return 0;
+    constexpr int kTooFew = 7;  // NVML_ERROR_INSUFFICIENT_SIZE
+    std::vector<Process> listed(64);
+    auto count = static_cast<unsigned>(listed.size());
+    int status = processes_(handle_, &count, listed.data());
+    for (; status == kTooFew && count < 65'536; status = processes_(handle_, &count, listed.data())) listed.resize(count += 64);
+    if (status != 0) return 0;
+    listed.resize(std::min<size_t>(count, listed.size()));
+    const auto found =
+        std::find_if(listed.begin(), listed.end(), [](const Process& one) { return one.pid == static_cast<unsigned>(getpid()); });
+    constexpr unsigned long long kUnknown = ~0ull;
+    return found == listed.end() || found->bytes == kUnknown ? 0 : static_cast<int64_t>(found->bytes);
+  }
 
  private:
   struct Memory {
     unsigned long long total, free, used;
   };  // nvmlMemory_t
+  struct Process {
+    unsigned pid;
+    unsigned long long bytes;
+    unsigned instance, compute_instance;
+  };  // nvmlProcessInfo_t
   template <typename Function> Function* find(const char* name) const { return reinterpret_cast<Function*>(dlsym(library_, name)); }
 
   void* library_ = nullptr;
   void* handle_ = nullptr;
   int (*info_)(void*, Memory*) = nullptr;
+  int (*processes_)(void*, unsigned*, Process*) = nullptr;
 };
 
 std::string bus_of(int number) {
@@ -100,17 +127,23 @@ class CudaGpu : public Gpu {
       throw error(ErrorCode::device, "{} has compute capability {}.{}; ort-train's kernels need {}.0", properties.name, properties.major,
                   properties.minor, kLeastMajor);
     before_ = nvml_.used();
+    const int64_t own_before = nvml_.used_by_this();
     check(cudaSetDevice(number), "it can't be used");
     // What no kernel of ours uses: a heap and a buffer for printing.
     check(cudaDeviceSetLimit(cudaLimitMallocHeapSize, 0), "no context can be made");
     check(cudaDeviceSetLimit(cudaLimitPrintfFifoSize, 4096), "no context can be made");
     check(cudaFree(nullptr), "no context can be made");
     load_kernels();
+    // Whether it is this process that the driver lists: it has taken about as much as all have.
+    constexpr int64_t kLeastContext = int64_t{32} << 20;
+    const int64_t own = nvml_.used_by_this() - own_before;
+    if (own >= kLeastContext && own <= used_bytes() + kLeastContext) own_before_ = own_before;
     taken_ = used_bytes();
   }
 
   int64_t taken_bytes() const override { return std::max(taken_, used_bytes()); }
   int64_t used_bytes() const override {
+    if (own_before_ >= 0) return std::max<int64_t>(nvml_.used_by_this() - own_before_, 0);
     const int64_t now = nvml_.used();
     if (now >= 0 && before_ >= 0) return std::max<int64_t>(now - before_, 0);
     return facts_.bytes - free_bytes();
@@ -126,6 +159,10 @@ class CudaGpu : public Gpu {
     check(cudaSetDevice(facts_.number), "it can't be used");
     return cuda::start_cudnn();
   }
+  std::string makes_products() const override {
+    return fmt::format("{}, {}, {}", facts_.name, cuda::tensor_library(), cuda::cudnn_library());
+  }
+  AlgorithmTable& algorithms() const override { return cuda::algorithms_of(facts_.number); }
   const KernelTable& kernels() const override { return cuda_kernels(); }
   std::unique_ptr<Device> device(const Program& program, int threads) override {
     return std::make_unique<cuda::CudaDevice>(program, *this, threads);
@@ -146,7 +183,9 @@ class CudaGpu : public Gpu {
   }
 
   Nvml nvml_;
-  int64_t before_ = -1, taken_ = 0;
+  int64_t before_ = -1;      // in use by all processes before the context was made; -1: the driver doesn't tell
+  int64_t own_before_ = -1;  // by this one; -1: the driver doesn't tell processes apart
+  int64_t taken_ = 0;
 };
 
 // Of 64 MiB each way, or what there is, the best of a few.
@@ -186,61 +225,6 @@ Gpu::LinkRates CudaGpu::measure_link(int64_t bytes) {
   return rates;
 }
 
-// Runs of one kernel on memory of any content, in which everything it reads and makes lies from the beginning on.
-class Trial {
- public:
-  Trial(const KernelTable& kernels, const char* op, KernelSpec spec, const cuda::DeviceMemory& memory) : memory_(memory) {
-    const Kernel& kernel = kernels.at(op_named(op), spec);
-    cost_ = kernel.cost(spec);
-    run_ = prepare(kernel, spec);
-    const auto take = [&](int64_t bytes) {
-      std::byte* const at = memory.data() + taken_;
-      taken_ += (bytes + kPlaceAlignment - 1) / kPlaceAlignment * kPlaceAlignment;
-      return at;
-    };
-    for (const TensorType& type : spec.inputs) inputs_.push_back(take(type.bytes()));
-    for (const TensorType& type : spec.outputs) outputs_.push_back(take(type.bytes()));
-    workspace_ = take(workspace_bytes(kernel, spec, 1));
-    require(taken_ <= memory.bytes(), "a trial of a kernel that is larger than its memory");
-    check(cudaStreamCreateWithFlags(&stream_, cudaStreamNonBlocking), "no stream");
-    for (cudaEvent_t& event : events_) check(cudaEventCreate(&event), "no event");
-  }
-  Trial(const Trial&) = delete;
-  Trial& operator=(const Trial&) = delete;
-  ~Trial() {
-    for (cudaEvent_t event : events_) (void)cudaEventDestroy(event);
-    (void)cudaStreamDestroy(stream_);
-  }
-
-  const Cost& cost() const { return cost_; }
-  // Of one run: the best of a few times so many in a row.
-  double seconds(int runs) {
-    constexpr int kTurns = 4;
-    float best = 0;
-    for (int turn = 0; turn < kTurns; ++turn) {
-      check(cudaEventRecord(events_[0], stream_), "it can't be timed");
-      for (int i = 0; i < runs; ++i) run_({.inputs = inputs_, .outputs = outputs_, .workspace = workspace_, .queue = stream_});
-      check(cudaEventRecord(events_[1], stream_), "it can't be timed");
-      check(cudaStreamSynchronize(stream_), "a kernel failed");
-      float milliseconds = 0;
-      check(cudaEventElapsedTime(&milliseconds, events_[0], events_[1]), "it can't be timed");
-      if (turn == 1 || milliseconds < best) best = milliseconds;  // the first warms up
-    }
-    return static_cast<double>(best) * 1e-3 / runs;
-  }
-
- private:
-  const cuda::DeviceMemory& memory_;
-  KernelRun run_;
-  Cost cost_;
-  int64_t taken_ = 0;
-  std::vector<const void*> inputs_;
-  std::vector<void*> outputs_;
-  std::byte* workspace_ = nullptr;
-  cudaStream_t stream_ = nullptr;
-  std::array<cudaEvent_t, 2> events_{};
-};
-
 ComputeRates CudaGpu::measure_compute(bool halves, int64_t bytes) {
   constexpr int64_t kMost = int64_t{256} << 20, kWorkspace = int64_t{48} << 20;  // of cuBLAS, and to spare
   constexpr double kTensorCores = 8;                                             // times as fast, at least
@@ -253,20 +237,32 @@ ComputeRates CudaGpu::measure_compute(bool halves, int64_t bytes) {
         {.attributes = {}, .inputs = std::move(inputs), .present = present, .outputs = {std::move(output)}, .constants = constants},
         memory);
   };
-  const auto product_rate = [&](DType type, int64_t room) {
+  const auto square_in = [](DType type, int64_t room) {
     int64_t n = 4096;
     while (4 * n * n * size_of(type) > room && n > 128) n /= 2;
-    const TensorType square{type, {n, n}};
-    Trial product = trial("MatMul", {square, square}, square);
-    return product.cost().flops / product.seconds(2);
+    return TensorType{type, {n, n}};
+  };
+  const auto rate_of = [](Trial product) { return product.cost().flops / product.seconds(2); };
+  const auto half_rate = [&](int64_t room) {
+    const TensorType square = square_in(DType::bfloat16, room);
+    const int64_t n = square.shape[0];
+    AlgorithmTable algorithms;  // of its own: by which a run makes its products is decided later
+    const auto product = cuda::prepare_product(
+        {.rows = n, .columns = n, .depth = n, .a_pitch = n, .b_pitch = n, .d_pitch = n, .result = square.dtype}, algorithms);
+    const auto run = [&](const KernelArgs& args) {
+      product->run(args.inputs[0], args.inputs[1], nullptr, nullptr, args.outputs[0], args.workspace, args.queue);
+    };
+    const double flops = 2 * static_cast<double>(n * n) * static_cast<double>(n);
+    return rate_of(Trial(run, {.flops = flops}, {square, square}, {square}, cuda::library_limits().product_workspace, memory));
   };
   const TensorType large{DType::float32, {memory.bytes() / 16}}, small{DType::float32, {32}};
   Trial sweep = trial("Add", {large, large}, large), elements = trial("Gelu", {large}, large), tiny = trial("Add", {small, small}, small);
-  const double moved = sweep.cost().bytes / sweep.seconds(2), flops = product_rate(DType::float32, memory.bytes());
+  const TensorType square = square_in(DType::float32, memory.bytes());
+  const double moved = sweep.cost().bytes / sweep.seconds(2), flops = rate_of(trial("MatMul", {square, square}, square));
   const int64_t room = memory.bytes() - kWorkspace;
   return {.flops = flops,
           .half_flops = !halves                 ? 0
-                        : room > kWorkspace / 2 ? product_rate(DType::bfloat16, room)
+                        : room > kWorkspace / 2 ? half_rate(room)
                                                 : kTensorCores * flops,
           .element_flops = elements.cost().flops / elements.seconds(2),
           .bytes_per_second = moved,

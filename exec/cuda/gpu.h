@@ -28,8 +28,8 @@ class Gpu {
   // Bytes of device memory that the process takes for its context, the kernels' code and libraries, while there is no Device and no memory
   // of one.
   virtual int64_t taken_bytes() const = 0;
-  // That the process takes now, by the driver's count, which is the whole GPU's less what was in use before the context was made: other
-  // processes that come or go meanwhile are counted.
+  // That the process takes now, by the driver's count of it. Where the driver doesn't tell processes apart (in containers, say) it is the
+  // whole GPU's less what was in use before the context was made: other processes that come or go meanwhile are counted.
   virtual int64_t used_bytes() const = 0;
   // That are left.
   virtual int64_t free_bytes() const = 0;
@@ -44,6 +44,10 @@ class Gpu {
   // Starts cuDNN, by which attention and convolutions of 16 bits are made, so that taken_bytes() counts what it takes. Returns why there is
   // none, in a sentence; empty: there is.
   virtual std::string start_cudnn() = 0;
+
+  // Of products of 16 bits on it: what Device::makes_products() says of its devices, and by which algorithms the libraries make them.
+  virtual std::string makes_products() const = 0;
+  virtual AlgorithmTable& algorithms() const = 0;
 
   virtual const KernelTable& kernels() const = 0;
   // For runs of that program, in spaces of the device, the host and a file. `threads`: of the host, where it computes.

@@ -16,8 +16,6 @@
 ORT_TRAIN_OPS_BEGIN
 namespace attention {
 
-#ifdef __CUDACC__
-
 // What cuDNN is asked for, on operands from `first` on (q, k, v) and a result of that type; none: it isn't asked.
 inline std::optional<cuda::AttentionProblem> half_problem(const KernelSpec& spec, size_t first, size_t bias) {
   constexpr int64_t kLargest = 128, kMultiple = 8;
@@ -102,11 +100,11 @@ struct HalfBackward {
 };
 
 inline int64_t heads_together(const cuda::AttentionProblem& p) {
-  constexpr int64_t kMost = int64_t{256} << 20, kTile = 64;
+  constexpr int64_t kTile = 64;
   const auto padded = [](int64_t n) { return (n + kTile - 1) / kTile * kTile; };
   const int64_t heads = p.batch * p.key_heads;
   const int64_t bytes = p.heads / p.key_heads * padded(p.rows) * padded(p.columns) * size_of(p.type);
-  const int64_t most = std::clamp<int64_t>(kMost / bytes, 1, heads), groups = (heads + most - 1) / most;
+  const int64_t most = std::clamp<int64_t>(cuda::library_limits().score_bytes / bytes, 1, heads), groups = (heads + most - 1) / most;
   return (heads + groups - 1) / groups;
 }
 
@@ -136,13 +134,6 @@ inline std::optional<HalfBackward> half_backward(const KernelSpec& spec) {
   backward.bytes = workspace.all();
   return backward;
 }
-
-#else
-
-inline std::optional<halves::NoWay> half_forward(const KernelSpec&) { return std::nullopt; }
-inline std::optional<halves::NoWay> half_backward(const KernelSpec&) { return std::nullopt; }
-
-#endif
 
 }  // namespace attention
 ORT_TRAIN_OPS_END

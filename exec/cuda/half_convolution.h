@@ -15,8 +15,6 @@
 ORT_TRAIN_OPS_BEGIN
 namespace convolution {
 
-#ifdef __CUDACC__
-
 // y of one type from that of another, or from itself.
 template <typename To, typename From> struct AddBias {
   const From* from;
@@ -112,14 +110,6 @@ inline std::optional<HalfConvolution> half_dw(const KernelSpec& spec) {
   constexpr size_t kNone = 2;  // no input
   return half_convolution(spec, layout_of_dw(spec), cuda::ConvolutionProblem::Result::dw, kNone);
 }
-
-#else
-
-inline std::optional<halves::NoWay> half_y(const KernelSpec&) { return std::nullopt; }
-inline std::optional<halves::NoWay> half_dx(const KernelSpec&) { return std::nullopt; }
-inline std::optional<halves::NoWay> half_dw(const KernelSpec&) { return std::nullopt; }
-
-#endif
 
 }  // namespace convolution
 ORT_TRAIN_OPS_END

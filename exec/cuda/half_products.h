@@ -1,5 +1,5 @@
 // Matrix products whose operands are of 16 bits, or are rounded to these, on tensor cores (exec/cuda/tensor_product.h): MatMul,
-// MatMulPart and AccumulateMatMul of devices. On the host (exec/block.h) they are those of exec/cuda/gemm.h.
+// MatMulPart and AccumulateMatMul of devices.
 //
 // Operands of float32 are rounded (exec/cuda/half_tensors.h), and sums added to where the library can't, in the workspace. A bias is
 // rounded to the result's type. Tensor cores want rows that begin at multiples of 16 bytes, which those of 50,257 columns don't: large
@@ -44,9 +44,10 @@ struct HalfProduct {
   int64_t library_at = 0, bytes = 0;  // of the workspace
 };
 
-// How a product is made on tensor cores; none: it isn't.
+// How a product is made by the library; none: it isn't.
 inline std::optional<HalfProduct> half_product(const KernelSpec& spec) {
-  constexpr int64_t kRow = 8, kLarge = int64_t{1} << 24;  // elements of 16 bytes; multiply-adds, from which on copies are worth it
+  constexpr int64_t kRow = 8;  // elements of 16 bytes
+  if (!cuda::has_libraries()) return std::nullopt;
   const DType type = halves::operand_type(spec, 0);
   const Layout l = part_layout(spec);
   if (!is_half(type) || type != halves::operand_type(spec, 1) || l.is_empty() || l.depth == 0) return std::nullopt;
@@ -58,7 +59,7 @@ inline std::optional<HalfProduct> half_product(const KernelSpec& spec) {
   const Window window = window_of(spec.attributes);
   HalfProduct p{.bias_first = window.y_from, .adds = adds_to_base(spec)};
   halves::HalfWorkspace workspace;
-  const bool may_align = l.items == 1 && l.rows * l.columns * l.depth >= kLarge;
+  const bool may_align = l.items == 1 && l.rows * l.columns * l.depth >= cuda::library_limits().aligned_products;
   const auto take = [&](HalfMatrix matrix, bool aligns) {
     const bool is_aligned = matrix.pitch % kRow == 0 && matrix.first % kRow == 0;
     matrix.is_copied = matrix.stored != matrix.type || (aligns && !is_aligned);
@@ -107,12 +108,10 @@ inline std::optional<HalfProduct> half_product(const KernelSpec& spec) {
                .has_bias = spec.has(2),
                .adds = p.adds};
   if (spec.has(2)) p.bias = workspace.tensor(spec.inputs[2], p.d.type);
-  p.library_at = workspace.take(cuda::kTensorWorkspace);
+  p.library_at = workspace.take(cuda::library_limits().product_workspace);
   p.bytes = workspace.all();
   return p;
 }
-
-#ifdef __CUDACC__
 
 // Where the matrix of a tensor is used: there, or in the workspace.
 inline std::byte* used_place(const HalfMatrix& m, const void* tensor, const KernelArgs& args) {
@@ -138,8 +137,6 @@ inline KernelRun make_half_product(const HalfProduct& p) {
     if (p.d.is_copied) halves::round_rows({p.d.type, d, p.d.copy_pitch}, stored_place(p.d, args.outputs[0]), p.d.rows, p.d.columns, args);
   };
 }
-
-#endif
 
 }  // namespace matmul
 ORT_TRAIN_OPS_END

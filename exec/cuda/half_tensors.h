@@ -6,7 +6,7 @@
 #include <cstdint>
 
 #include "exec/block.h"
-#include "exec/cuda/tensor_product.h"
+#include "exec/cuda/libraries.h"
 #include "exec/cuda/unroll.h"
 #include "exec/product_types.h"
 #include "graph/half.h"
@@ -61,8 +61,6 @@ template <auto way, auto own> Workspace workspace_of_either(const KernelSpec& sp
   return found ? Workspace{.shared = found->bytes} : own(spec);
 }
 inline Workspace no_workspace(const KernelSpec&) { return {}; }
-
-#ifdef __CUDACC__
 
 // Rows of a matrix, each so many elements from the next, as rows of another type or with other steps. Loads come before stores.
 template <typename To, typename From> struct RoundRows {
@@ -140,16 +138,6 @@ inline std::byte* output_place(const HalfTensor& tensor, size_t output, const Ke
 inline void widen_output(const HalfTensor& tensor, size_t output, const KernelArgs& args) {
   if (tensor.is_copied()) round_to(tensor.stored, workspace_of(args) + tensor.at, tensor.type, args.outputs[output], tensor.elements, args);
 }
-
-#else
-
-// On the host there are no libraries.
-struct NoWay {
-  int64_t bytes = 0;
-  void run(const KernelArgs&) const {}
-};
-
-#endif
 
 }  // namespace halves
 ORT_TRAIN_OPS_END

@@ -4,6 +4,10 @@
 #include <fmt/format.h>
 
 #include <array>
+#include <map>
+#include <mutex>
+#include <optional>
+#include <sstream>
 #include <string>
 #include <utility>
 
@@ -35,6 +39,7 @@ class Library {
   decltype(&cublasLtMatmulPreferenceDestroy) end_preference;
   decltype(&cublasLtMatmulPreferenceSetAttribute) set_preference;
   decltype(&cublasLtMatmulAlgoGetHeuristic) suggest;
+  decltype(&cublasLtMatmulAlgoCheck) check_algorithm;
 
  private:
   Library() {
@@ -55,6 +60,7 @@ class Library {
     find(end_preference, "cublasLtMatmulPreferenceDestroy");
     find(set_preference, "cublasLtMatmulPreferenceSetAttribute");
     find(suggest, "cublasLtMatmulAlgoGetHeuristic");
+    find(check_algorithm, "cublasLtMatmulAlgoCheck");
   }
   template <typename Function> void find(Function& function, const char* name) {
     if (!library_.find(function, name)) throw error(ErrorCode::device, "cuBLAS lacks {}: it must be that of CUDA 13", name);
@@ -101,9 +107,33 @@ class Layout {
   cublasLtMatrixLayout_t layout_ = nullptr;
 };
 
+// "bfloat16 (256 x 768) x (768 x 2304)^T -> float32 + bias, rows of 768, 768 and 2304 elements, addresses of 64, 64 and 64 bytes"
+std::string describe(const TensorProduct& p) {
+  std::string text =
+      fmt::format("{} ({} x {}){} x ({} x {}){} -> {}{}{}", to_string(p.operands), p.rows, p.depth, p.trans_a ? "^T" : "", p.depth,
+                  p.columns, p.trans_b ? "^T" : "", to_string(p.result), p.has_bias ? " + bias" : "", p.adds ? " + sum" : "");
+  text += fmt::format(", rows of {}, {} and {} elements, addresses of {}, {} and {} bytes", p.a_pitch, p.b_pitch, p.d_pitch, p.a_alignment,
+                      p.b_alignment, p.d_alignment);
+  if (p.items > 1) text += fmt::format(", {} of them, {}, {} and {} elements apart", p.items, p.a_stride, p.b_stride, p.d_stride);
+  return text;
+}
+
+// An algorithm as text: what the library knows it by, which only the same version understands.
+std::string text_of(const cublasLtMatmulAlgo_t& algorithm) {
+  std::string text;
+  for (const uint64_t word : algorithm.data) text += fmt::format("{}{:x}", text.empty() ? "" : " ", word);
+  return text;
+}
+// False: it is the text of none.
+bool read_algorithm(const std::string& text, cublasLtMatmulAlgo_t& algorithm) {
+  std::istringstream words(text);
+  for (uint64_t& word : algorithm.data) words >> std::hex >> word;
+  return !words.fail();
+}
+
 class Prepared : public PreparedProduct {
  public:
-  explicit Prepared(const TensorProduct& p)
+  Prepared(const TensorProduct& p, AlgorithmTable& algorithms)
       : alpha_(p.alpha),
         beta_(p.adds ? 1.0f : 0.0f),
         a_(p.operands, p.trans_a ? p.depth : p.rows, p.trans_a ? p.rows : p.depth, p.a_pitch, p.items, p.a_stride),
@@ -119,20 +149,34 @@ class Prepared : public PreparedProduct {
       set(CUBLASLT_MATMUL_DESC_BIAS_DATA_TYPE, type_of(p.result));
       has_bias_ = true;
     }
-    choose(p);
+    const std::string computed = describe(p);
+    if (const std::optional<std::string> chosen = algorithms.find(computed)) {
+      take(computed, *chosen);
+    } else {
+      choose(p);
+      algorithms.choose(computed, text_of(algorithm_));
+    }
   }
   ~Prepared() override { Library::open().end_product(product_); }
 
   void run(const void* a, const void* b, const void* bias, const void* c, void* d, void* workspace, void* stream) const override {
     if (has_bias_) set(CUBLASLT_MATMUL_DESC_BIAS_POINTER, bias);
     check(Library::open().matmul(handle(), product_, &alpha_, b, b_, a, a_, &beta_, c != nullptr ? c : d, d_, d, d_, &algorithm_, workspace,
-                                 static_cast<size_t>(kTensorWorkspace), static_cast<cudaStream_t>(stream)),
+                                 static_cast<size_t>(library_limits().product_workspace), static_cast<cudaStream_t>(stream)),
           "a product can't be made");
   }
 
  private:
   template <typename Value> void set(cublasLtMatmulDescAttributes_t attribute, const Value& value) const {
     check(Library::open().set_product(product_, attribute, &value, sizeof value), "no product");
+  }
+
+  void take(const std::string& computed, const std::string& chosen) {
+    cublasLtMatmulHeuristicResult_t found{};
+    if (!read_algorithm(chosen, algorithm_) ||
+        Library::open().check_algorithm(handle(), product_, b_, a_, d_, d_, &algorithm_, &found) != CUBLAS_STATUS_SUCCESS ||
+        found.state != CUBLAS_STATUS_SUCCESS || found.workspaceSize > static_cast<size_t>(library_limits().product_workspace))
+      throw unknown_algorithm(tensor_library(), computed, chosen);
   }
 
   void choose(const TensorProduct& p) {
@@ -142,7 +186,7 @@ class Prepared : public PreparedProduct {
     const auto prefer = [&](cublasLtMatmulPreferenceAttributes_t attribute, auto value) {
       check(library.set_preference(preference, attribute, &value, sizeof value), "no preference");
     };
-    prefer(CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES, static_cast<uint64_t>(kTensorWorkspace));
+    prefer(CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES, static_cast<uint64_t>(library_limits().product_workspace));
     prefer(CUBLASLT_MATMUL_PREF_REDUCTION_SCHEME_MASK, static_cast<uint32_t>(CUBLASLT_REDUCTION_SCHEME_NONE));
     prefer(CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES, static_cast<uint32_t>(p.b_alignment));
     prefer(CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_B_BYTES, static_cast<uint32_t>(p.a_alignment));
@@ -167,7 +211,25 @@ class Prepared : public PreparedProduct {
 
 }  // namespace
 
-std::unique_ptr<const PreparedProduct> prepare_product(const TensorProduct& product) { return std::make_unique<Prepared>(product); }
+AlgorithmTable& algorithms_of(int device) {
+  static std::mutex mutex;
+  static auto& all = *new std::map<int, AlgorithmTable>;  // as long as the program: what was prepared by them is, too
+  const std::lock_guard lock(mutex);
+  return all[device];
+}
+
+AlgorithmTable& algorithms_of_current_device() {
+  int device = 0;
+  cuda::check(cudaGetDevice(&device), "no device is chosen");
+  return algorithms_of(device);
+}
+
+std::unique_ptr<const PreparedProduct> prepare_product(const TensorProduct& product, AlgorithmTable& algorithms) {
+  return std::make_unique<Prepared>(product, algorithms);
+}
+std::unique_ptr<const PreparedProduct> prepare_product(const TensorProduct& product) {
+  return prepare_product(product, algorithms_of_current_device());
+}
 
 std::string tensor_library() {
   const size_t version = Library::open().version();

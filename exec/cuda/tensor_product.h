@@ -2,7 +2,8 @@
 //
 // The library is opened when the first one is prepared. Which of its algorithms a product has is its first suggestion for shape, layout,
 // types and alignment, with a workspace of a constant size and without sums that are split: a fixed function of these, the GPU and the
-// library's version. The order of a sum is the library's own, so the bits are not the processor's.
+// library's version, unless the GPU's table (exec/algorithms.h) has one already. The order of a sum is the library's own, so the bits are
+// not the processor's.
 
 #pragma once
 
@@ -10,12 +11,11 @@
 #include <memory>
 #include <string>
 
+#include "exec/algorithms.h"
+#include "exec/cuda/libraries.h"
 #include "graph/types.h"
 
-namespace ort_train::cuda {
-
-inline constexpr int64_t kLibraryAlignment = 256;               // bytes: what NVIDIA's libraries want of a workspace
-inline constexpr int64_t kTensorWorkspace = int64_t{32} << 20;  // bytes, so aligned within the kernel's
+ORT_TRAIN_LIBRARIES_BEGIN
 
 // d (rows, columns) = alpha * op(a) op(b) [+ bias (columns)] [+ c, like d]; op transposes what is stored so. All are stored in rows, each
 // `pitch` elements from the next.
@@ -39,10 +39,17 @@ class PreparedProduct {
   virtual void run(const void* a, const void* b, const void* bias, const void* c, void* d, void* workspace, void* stream) const = 0;
 };
 
-// On the thread's current device. Throws Error(device): the library isn't found, or can't make such a product.
+// By which algorithms cuBLASLt and cuDNN compute on that GPU, on the thread's current one.
+AlgorithmTable& algorithms_of(int device);
+AlgorithmTable& algorithms_of_current_device();
+
+// On the thread's current device, by the table's algorithm; it gets the one that is chosen. Throws Error(device): the library isn't found,
+// can't make such a product, or not by that algorithm.
+std::unique_ptr<const PreparedProduct> prepare_product(const TensorProduct& product, AlgorithmTable& algorithms);
+// By its own table's.
 std::unique_ptr<const PreparedProduct> prepare_product(const TensorProduct& product);
 
 // The library and its version: "cuBLASLt 13.1.0". Throws Error(device): it isn't found.
 std::string tensor_library();
 
-}  // namespace ort_train::cuda
+ORT_TRAIN_LIBRARIES_END

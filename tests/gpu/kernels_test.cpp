@@ -18,9 +18,11 @@
 #include <utility>
 #include <vector>
 
+#include "exec/algorithms.h"
 #include "exec/cuda/cudnn_plan.h"
 #include "exec/cuda/gpu.h"
 #include "exec/cuda/status.h"
+#include "exec/cuda/tensor_product.h"
 #include "exec/program.h"
 #include "graph/error.h"
 #include "tests/op_inputs.h"
@@ -199,19 +201,35 @@ TEST_P(GpuKernel, HasTheProcessorsBits) {
 
 // Products are the same bits wherever they lie, whatever the workspace held, and while other streams are busy.
 TEST_F(GpuProducts, RepeatToTheBit) {
+  const Attributes causal{{"scale", 0.125f}, {"causal", int64_t{1}}};
+  const auto padded = [](const Shape& shape = {}) {
+    using Numbers = std::vector<int64_t>;
+    Attributes attributes{{"kernel_shape", Numbers{3, 3}}, {"pads", Numbers{1, 1, 1, 1}}};
+    if (!shape.empty()) attributes.set("shape", shape);
+    return attributes;
+  };
+  const auto of_queries = random({2, 12, 512, 64}), of_keys = random({2, 4, 512, 64}), of_x = random({8, 64, 56, 56}),
+             of_w = random({64, 64, 3, 3});
   const std::vector<OpCase> cases{
       {.name = "product", .op = "MatMul", .inputs = {random({256, 768}), random({768, 2304})}},
+      {.name = "biased", .op = "MatMul", .inputs = {random({256, 768}), random({768, 2304}), random({2304})}},
       {.name = "odd", .op = "MatMul", .inputs = {random({256, 768}), random({768, 1003})}},
       {.name = "turned", .op = "MatMul", .attributes = {{"trans_a", int64_t{1}}}, .inputs = {random({4096, 768}), random({4096, 768})}},
-      {.name = "attention",
-       .op = "Attention",
-       .attributes = {{"scale", 0.125f}, {"causal", int64_t{1}}},
-       .inputs = {random({2, 12, 512, 64}), random({2, 4, 512, 64}), random({2, 4, 512, 64})},
-       .outputs = 2},
-      {.name = "convolution",
-       .op = "Conv",
-       .attributes = {{"pads", std::vector<int64_t>{1, 1, 1, 1}}},
-       .inputs = {random({8, 64, 56, 56}), random({64, 64, 3, 3})}}};
+      {.name = "by_rows", .op = "MatMul", .attributes = {{"trans_b", int64_t{1}}}, .inputs = {random({2048, 768}), random({768, 768})}},
+      {.name = "several", .op = "MatMul", .inputs = {random({24, 128, 64}), random({24, 64, 128})}},
+      {.name = "accumulating",
+       .op = "AccumulateMatMul",
+       .attributes = {{"trans_a", int64_t{1}}, {"to", static_cast<int64_t>(DType::float32)}},
+       .inputs = {random({512, 768}), random({512, 768}), absent(), statistic(random({768, 768}))}},
+      {.name = "attention", .op = "Attention", .attributes = causal, .inputs = {of_queries, of_keys, of_keys}, .outputs = 2},
+      {.name = "attention_gradient",
+       .op = "AttentionGrad",
+       .attributes = causal,
+       .inputs = {of_queries, of_queries, of_keys, of_keys, of_queries, statistic(random({2, 12, 512}, 5, 6))},
+       .outputs = 3},
+      {.name = "convolution", .op = "Conv", .attributes = padded(), .inputs = {of_x, of_w}},
+      {.name = "convolution_dx", .op = "ConvInputGrad", .attributes = padded({8, 64, 56, 56}), .inputs = {of_x, of_w}},
+      {.name = "convolution_dw", .op = "ConvWeightGrad", .attributes = padded({64, 64, 3, 3}), .inputs = {of_x, of_x}}};
   for (const OpCase& of : cases) {
     SCOPED_TRACE(of.name);
     for (const auto& job : op_jobs(of, cuda_kernels())) {
@@ -226,6 +244,63 @@ TEST_F(GpuProducts, RepeatToTheBit) {
         for (size_t i = 0; i < once.size(); ++i) expect_same(again[i], once[i]);
       }
     }
+  }
+}
+
+// What libraries make of much at a time, where races in them would show.
+TEST_F(GpuProducts, OfLargeBatchesRepeatToTheBit) {
+  constexpr int kTimes = 20;
+  const auto q = random({32, 12, 512, 64}), x = random({64, 64, 56, 56});
+  const Attributes causal{{"scale", 0.125f}, {"causal", int64_t{1}}}, padded{{"kernel_shape", std::vector<int64_t>{3, 3}},
+                                                                             {"pads", std::vector<int64_t>{1, 1, 1, 1}},
+                                                                             {"shape", std::vector<int64_t>{64, 64, 3, 3}}};
+  for (const OpCase& of : {OpCase{.name = "attention_gradient",
+                          .op = "AttentionGrad",
+                          .attributes = causal,
+                          .inputs = {q, q, q, q, q, statistic(random({32, 12, 512}, 5, 6))},
+                          .outputs = 3},
+                           OpCase{.name = "convolution_dw", .op = "ConvWeightGrad", .attributes = padded, .inputs = {x, x}}}) {
+    SCOPED_TRACE(of.name);
+    OpJob job{.op = &op_named(of.op), .tensors = inputs_of(of, DType::bfloat16)};
+    job.inputs = views_of(of, job.tensors);
+    job.spec = spec_of(of, DType::bfloat16, job.tensors);
+    const std::vector<Tensor> once = run_on_gpu(job);
+    for (int time = 1; time < kTimes; ++time) {
+      const std::vector<Tensor> again = run_on_gpu(job, {}, {.is_busy = time % 2 == 0});
+      for (size_t i = 0; i < once.size(); ++i) expect_same(again[i], once[i]);
+    }
+  }
+}
+
+std::vector<std::byte> product_of(const cuda::PreparedProduct& product, const std::vector<std::byte>& a, const std::vector<std::byte>& b,
+                                  size_t bytes) {
+  const DeviceBytes on_a(a), on_b(b), d(bytes, 0), workspace(static_cast<size_t>(cuda::library_limits().product_workspace), 0xff);
+  product.run(on_a.data(), on_b.data(), nullptr, nullptr, d.data(), workspace.data(), nullptr);
+  check(cudaDeviceSynchronize(), "a product failed");
+  std::vector<std::byte> result;
+  d.read(result);
+  return result;
+}
+
+// A product has the algorithm that a table has for it, and no other.
+TEST_F(GpuProducts, HaveTheAlgorithmsOfATable) {
+  constexpr int64_t kSize = 512;
+  const cuda::TensorProduct square{.rows = kSize, .columns = kSize, .depth = kSize, .a_pitch = kSize, .b_pitch = kSize, .d_pitch = kSize};
+  const std::vector<Tensor> from =
+      inputs_of({.name = "squares", .op = "MatMul", .inputs = {random({kSize, kSize}), random({kSize, kSize})}}, DType::bfloat16);
+  const auto result = [&](const cuda::PreparedProduct& product) {
+    return product_of(product, from[0].bytes, from[1].bytes, kSize * kSize * sizeof(float));
+  };
+  AlgorithmTable first, second;
+  const std::vector<std::byte> suggested = result(*cuda::prepare_product(square, first));
+  ASSERT_EQ(first.all().size(), 1u);
+  second.choose(first.all());
+  EXPECT_EQ(result(*cuda::prepare_product(square, second)), suggested);
+  EXPECT_EQ(second.all(), first.all());
+  for (const char* const none : {"", "an algorithm", "ffffffff ffffffff ffffffff ffffffff ffffffff ffffffff ffffffff ffffffff"}) {
+    AlgorithmTable of_none;
+    of_none.choose(first.all().begin()->first, none);
+    EXPECT_THROW(cuda::prepare_product(square, of_none), Error) << none;
   }
 }
 

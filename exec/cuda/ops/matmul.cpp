@@ -1,9 +1,8 @@
 // MatMul, MatMulPart and AccumulateMatMul: their meaning and the CPU's kernels are in exec/ops/matmul.cpp.
 //
-// On a device, products of 16 bits are made on tensor cores (exec/cuda/half_products.h). Products of float32, and on the host those of 16
-// bits, too, are those of exec/cuda/gemm.h, whose sums are in the CPU's order: blocks of the
-// depth, each a chain of fused multiply-adds. Those of other types have a thread for each result, which multiplies and adds as the CPU
-// does.
+// Products of 16 bits are made on tensor cores (exec/cuda/half_products.h), but on the host, where there are none. Those of float32 are
+// those of exec/cuda/gemm.h, whose sums are in the CPU's order: blocks of the depth, each a chain of fused multiply-adds. Those of other
+// types have a thread for each result, which multiplies and adds as the CPU does.
 
 #include "exec/ops/matmul.h"
 
@@ -192,22 +191,16 @@ KernelRun make_product(const KernelSpec& spec) {
   });
 }
 
-// 16 bits on tensor cores, where there are any.
+// By a library, where there is one.
 KernelRun make_any_product(const KernelSpec& spec) {
-#ifdef __CUDACC__
   if (const std::optional<HalfProduct> half = half_product(spec)) return make_half_product(*half);
-#endif
   return make_product(spec);
 }
 
-#ifdef __CUDACC__
 Workspace workspace(const KernelSpec& spec) {
   const std::optional<HalfProduct> half = half_product(spec);
   return {.shared = half ? half->bytes : 0};
 }
-#else
-Workspace workspace(const KernelSpec&) { return {}; }
-#endif
 
 KernelRun make(const KernelSpec& spec) {
   if (part_layout(spec).is_empty()) return [](const KernelArgs&) {};

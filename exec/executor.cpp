@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <chrono>
+#include <cmath>
 #include <cstring>
 #include <map>
 #include <new>
@@ -207,7 +208,10 @@ struct Executor::Impl {
         if (step.instruction->workspace.bytes > 0) step.workspace = at(step.instruction->workspace);
       }
     }
-    for (size_t e = 0; e < entries.size() && device.loads_late(); ++e) rehearse(e);
+    if (device.loads_late()) {
+      for (size_t e = 0; e < entries.size(); ++e) rehearse(e);
+      poison();
+    }
     for (const Persistent& value : program.persistent) {
       if (is_in_file(value) && fresh && value.fill != 0) {  // the rest is zero there
         fill_elements(persistent(value, 0, /*read=*/false), value.type.dtype, value.fill);
@@ -240,6 +244,15 @@ struct Executor::Impl {
       } catch (const Error& wrong) {
         if (wrong.code() != ErrorCode::data) throw;
       }
+    }
+  }
+
+  // What is read before it is written shows: nothing may depend on the zeros that memory began with, or on what a rehearsal has left.
+  void poison() {
+    for (size_t s = 0; s < program.spaces.size(); ++s) {
+      const Space& space = program.spaces[s];
+      const Place whole{.offset = 0, .bytes = space.bytes, .space = static_cast<SpaceId>(s)};
+      if (space.kind == SpaceKind::device && space.bytes > 0) fill(whole, nullptr, DType::float32, NAN);
     }
   }
 

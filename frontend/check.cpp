@@ -15,6 +15,7 @@
 #include "frontend/boundary.h"
 #include "frontend/check_options.h"
 #include "frontend/check_shapes.h"
+#include "frontend/gpu_choice.h"
 #include "frontend/importer.h"
 #include "frontend/loss_options.h"
 #include "frontend/ort_train.h"
@@ -193,7 +194,8 @@ class Check {
     return onnx::printable(op == op_types_.end() ? ort_train::describe(model_.graph, id) : fmt::format("{} '{}'", op->second, op->first));
   }
 
-  // What the device can't compute, in element types that its kernels don't take. It blocks where the loss needs it.
+  // What the device can't compute: ops that a GPU has no kernel for, element types that its kernels don't take. It blocks where the loss
+  // needs it.
   void find_nodes_without_kernel() {
     const Graph& graph = model_.graph;
     std::vector<bool> needed(graph.value_count());
@@ -205,12 +207,16 @@ class Check {
         if (input != kNone) needed[input] = true;
       }
     }
+    const bool on_gpu = gpu_number(options_.device) >= 0;
+    const KernelTable& kernels = on_gpu ? gpu_kernels() : cpu_kernels();
     for (NodeId id : graph.order()) {
       const Node& node = graph.node(id);
-      const std::string why = cpu_kernels().refusal(*node.op, make_spec(graph, node));
+      const KernelSpec spec = make_spec(graph, node);
+      const std::string why = kernels.refusal(*node.op, spec);
       if (why.empty()) continue;
+      const bool is_gpus = on_gpu && cpu_kernels().refusal(*node.op, spec).empty();
       const bool blocks = std::any_of(node.outputs.begin(), node.outputs.end(), [&](ValueId v) { return v != kNone && needed[v]; });
-      add_row({describe_node(id), why, "cast its inputs in the model, and export it again", blocks});
+      add_row({describe_node(id), why, is_gpus ? "`device` cpu computes it" : "cast its inputs in the model, and export it again", blocks});
     }
   }
 

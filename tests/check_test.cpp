@@ -30,6 +30,28 @@ TEST(Check, SaysThatAModelIsTrainable) {
   EXPECT_HAS(error_of([&] { check(options); }).what(), "has no output 'nothing'; it has y");
 }
 
+// With CUDA or without, no GPU is asked.
+TEST(Check, SaysWhatAGpuHasNoKernelFor) {
+  const TestFolder folder;
+  Options options;
+  options.model = write_model(folder, R"--(<ir_version: 8, opset_import: ["" : 17]>
+    g (float[2, 3] x) => (float[2, 2] y) <float[3, 3] w = {1, 2, 3, 4, 5, 6, 7, 8, 9}, int64[1] k = {2}> {
+      all = MatMul (x, w)
+      [best] y, at = TopK (all, k)
+    })--");
+  EXPECT_TRUE(check(options).trainable);
+  options.device = "cuda";
+  try {
+    const CheckReport report = check(options);
+    EXPECT_FALSE(report.trainable);
+    EXPECT_HAS(report.text, "TopK 'best'");
+    EXPECT_HAS(report.text, "`device` cpu computes it");
+  } catch (const Error& problem) {
+    EXPECT_EQ(problem.code(), ErrorCode::device);
+    EXPECT_HAS(problem.what(), "this build of ort-train runs on the processor only");
+  }
+}
+
 // The Gemm takes 3 x 28 x 28 numbers: the sizes of a picture are found by trying some.
 TEST(Check, FindsTheSizesThatAModelTakes) {
   const TestFolder folder;

@@ -12,6 +12,7 @@
 #include "exec/cpu_device.h"
 #include "exec/cuda/kernels.h"
 #include "tests/host_libraries.h"
+#include "tests/op_inputs.h"
 #include "tests/op_jobs.h"
 #include "tests/prepared_op.h"
 
@@ -105,6 +106,17 @@ TEST(CudaLibraries, AreAskedForEachKind) {
   EXPECT_GE(now.attention_gradients - before.attention_gradients, kEach);
   EXPECT_GE(now.convolutions - before.convolutions, kEach);
 }
+
+#ifdef ORT_TRAIN_SANITIZED
+// Of guarded memory: a kernel that is told of one element more than there is ends the program.
+TEST(CudaLibraries, AreWatchedForReadsBesideTheirInputs) {
+  const OpCase larger{.name = "larger", .op = "Neg", .inputs = {random({17})}},
+      smaller{.name = "smaller", .op = "Neg", .inputs = {random({16})}};
+  const auto jobs = op_jobs(larger, cuda_kernels_on_host()), other = op_jobs(smaller, cuda_kernels_on_host());
+  const PreparedOp prepared(*jobs[0]->op, jobs[0]->spec, /*threads=*/1, cuda_kernels_on_host());
+  EXPECT_DEATH((void)prepared.run(other[0]->inputs), "use-after-poison");
+}
+#endif
 
 INSTANTIATE_TEST_SUITE_P(Ops, CudaLibrary, ::testing::ValuesIn(library_cases()), [](const auto& info) { return test_name(info.param); });
 INSTANTIATE_TEST_SUITE_P(Ops, CudaKernel, ::testing::ValuesIn(op_cases_for(cuda_kernels_on_host())),

@@ -35,6 +35,7 @@ class DiscreteDevice : public Device {
   void finish() override;
   void transfer(std::byte* to, const std::byte* from, int64_t bytes) override;
   std::string makes_products(DType) const override { return "as tests do"; }
+  bool loads_late() const override { return loads_late_; }
 
   // How often each of its tricks was played.
   struct Tricks {
@@ -66,6 +67,7 @@ class DiscreteDevice : public Device {
   std::byte* on_device(const void* address) const;  // throws for others
 
   const KernelTable& kernels_;
+  const bool loads_late_;                // so every program is rehearsed
   std::vector<std::vector<bool>> dies_;  // by entry and copy: what it copies isn't read where it was any more
   std::vector<Range> ranges_;
   size_t entry_ = 0;

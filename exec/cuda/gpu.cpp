@@ -276,5 +276,6 @@ std::unique_ptr<Gpu> open_gpu(int number) {
   require_gpu(number);
   return std::make_unique<CudaGpu>(number);
 }
+const KernelTable& gpu_kernels() { return cuda_kernels(); }
 
 }  // namespace ort_train

@@ -61,4 +61,7 @@ class Gpu {
 // build has no CUDA, no driver or too old a one, no such GPU, one that is too old, or no memory for a context.
 std::unique_ptr<Gpu> open_gpu(int number);
 
+// What GPUs compute with, which can be asked without one. Throws Error(device): this build has no CUDA.
+const KernelTable& gpu_kernels();
+
 }  // namespace ort_train

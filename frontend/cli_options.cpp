@@ -465,6 +465,12 @@ CommandLine parse_command_line(int argc, const char* const* argv) {
   } catch (const CLI::CallForHelp&) {
     line.text = app.help();
     return line;
+  } catch (const CLI::ConversionError& problem) {
+    for (const CLI::Option* option : app.get_options()) {
+      if (is_about(problem.what(), option->get_name()) && !option->results().empty())
+        throw usage(unfit_value(option->get_name(), option->results().back(), option->get_type_name()));
+    }
+    throw usage(problem.what());
   } catch (const CLI::ParseError& problem) {
     throw usage(problem.what());
   }

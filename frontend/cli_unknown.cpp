@@ -93,4 +93,15 @@ std::string unknown_option(const std::string& name, const std::vector<std::strin
                       : fmt::format("unknown option {}; did you mean {}?", name, near);
 }
 
+bool is_about(const std::string& message, const std::string& option) {
+  return message.starts_with(fmt::format("Could not convert: {} = ", option));
+}
+
+std::string unfit_value(const std::string& option, const std::string& value, const std::string& type) {
+  const char* const wanted = type.starts_with("INT")    ? "a whole number, or is too large for one"
+                             : type.starts_with("UINT") ? "a whole number from 0 on, or is too large for one"
+                                                        : "a number";
+  return fmt::format("{} {}: is not {}", option, value, wanted);
+}
+
 }  // namespace ort_train

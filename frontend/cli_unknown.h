@@ -1,4 +1,4 @@
-// What to say of an option that there is none of.
+// What to say of an option that there is none of, and of a value that an option doesn't take.
 
 #pragma once
 
@@ -9,5 +9,10 @@ namespace ort_train {
 
 // One sentence: what it is called here, or which of `options` it may have been meant to be. All begin with "--".
 std::string unknown_option(const std::string& name, const std::vector<std::string>& options);
+
+// Whether CLI11 says that the option doesn't take a value: "Could not convert: --max-steps = ten".
+bool is_about(const std::string& message, const std::string& option);
+// One sentence in place of that. `type`: the option's, as CLI11 calls it: "INT".
+std::string unfit_value(const std::string& option, const std::string& value, const std::string& type);
 
 }  // namespace ort_train

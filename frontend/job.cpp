@@ -207,6 +207,9 @@ void Job::settle_schedule() {
   if (!schedule.def->warms_up && options.warmup_steps > 0)
     note_(
         fmt::format("`lr_scheduler_type` {} has no warm-up: `warmup_steps` {} changes nothing", schedule.def->name, options.warmup_steps));
+  else if (options.warmup_steps >= total_steps)
+    note_(fmt::format("`warmup_steps` {} of {}: the run ends before the learning rate has reached `learning_rate`", options.warmup_steps,
+                      total_steps));
   if (optimizer.learning_rate(1, /*scheduled=*/0) != 0)
     note_("the optimizer sets the learning rate itself: `learning_rate`, `lr_scheduler_type` and `warmup_steps` change nothing");
 }

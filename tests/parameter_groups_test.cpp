@@ -29,6 +29,7 @@ namespace {
 
 namespace fs = std::filesystem;
 using ::testing::HasSubstr;
+using ::testing::Not;
 
 const std::string kTests = std::string(ORT_TRAIN_SOURCE_DIR) + "/tests/";
 
@@ -408,6 +409,18 @@ TEST_F(LearningRates, AWarmUpThatChangesNothingIsSaid) {
   std::string notes;
   Trainer(o, {.on_note = [&](const std::string& text) { notes += text + "\n"; }});
   EXPECT_THAT(notes, HasSubstr("`lr_scheduler_type` constant has no warm-up: `warmup_steps` 4 changes nothing"));
+}
+
+TEST_F(LearningRates, AWarmUpThatNeverEndsIsSaid) {
+  Options o = options("gpt2-dynamo-17-eager");
+  std::string notes;
+  const auto trainer = [&] { Trainer(o, {.on_note = [&](const std::string& text) { notes += text + "\n"; }}); };
+  o.warmup_steps = o.max_steps - 1;
+  trainer();
+  EXPECT_THAT(notes, Not(HasSubstr("warmup_steps")));
+  o.warmup_steps = o.max_steps;
+  trainer();
+  EXPECT_THAT(notes, HasSubstr(fmt::format("`warmup_steps` {0} of {0}: the run ends before the learning rate has reached", o.max_steps)));
 }
 
 }  // namespace

@@ -13,9 +13,9 @@
 #include "exec/kernel.h"
 #include "graph/error.h"
 #include "graph/op_def.h"
-#include "tests/arrays.h"
 #include "tests/discrete_device.h"
 #include "tests/failures.h"
+#include "tests/golden_model.h"
 #include "tests/onnx_models.h"
 #include "tests/trainer_runs.h"
 
@@ -85,17 +85,7 @@ struct LibraryAlgorithms : TrainerRuns {
   }
 
   Options options() const {
-    constexpr int64_t kIn = 8, kOut = 4, kSamples = 12;
-    ort_train_onnx::ModelProto model = model_of(fmt::format(
-        R"(<ir_version: 8, opset_import: ["" : 17]> g (float[batch, {}] x) => (float[batch, {}] y) {{ y = MatMul (x, w) }})", kIn, kOut));
-    *model.mutable_graph()->add_initializer() = tensor_of("w", {kIn, kOut}, numbers(kIn * kOut, 7919));
-    Options o{.model = write_model(folder, model)};
-    Arrays arrays;
-    for (const auto& [name, width] : {std::pair("x", kIn), {"labels", kOut}})
-      arrays.add(name, {kSamples, width}, numbers(kSamples * width, 104'729 + width));
-    o.data = arrays.write(folder / "data.safetensors");
-    o.loss = "mse";
-    o.batch_size = 4;
+    Options o = golden_options("bert-dynamo-20-classes");
     o.max_steps = 6;
     o.threads = 1;
     o.bf16 = true;

@@ -2,7 +2,7 @@
 // the last bits, and which one a library takes is its own choice.
 //
 // A choice is made once in a process, for each device: a checkpoint makes it for a run that is resumed, else the library does when a kernel
-// is first prepared. Checkpoints keep the table.
+// is first prepared, or planned where its workspace depends on the algorithm. Checkpoints keep the table.
 
 #pragma once
 
@@ -15,24 +15,24 @@
 
 namespace ort_train {
 
-// What is computed -> the algorithm, both in words of what calls the library.
+// Problem, what is to be computed -> the algorithm, both in words of what calls the library.
 using Algorithms = std::map<std::string, std::string>;
 
 // For several threads.
 class AlgorithmTable {
  public:
-  std::optional<std::string> find(const std::string& computed) const;
-  void choose(const std::string& computed, const std::string& algorithm);
-  // Those of a checkpoint. Throws Error(usage), and changes nothing, where this process has computed something by another one.
-  void choose(const Algorithms& saved);
+  std::optional<std::string> find(const std::string& problem) const;
+  // Unless there is one already. Returns the one that counts.
+  std::string choose(const std::string& problem, const std::string& algorithm);
+  // A checkpoint's. Throws Error(usage), and changes nothing, where this process has chosen another one.
+  void restore(const Algorithms& saved);
+  // Of one that the library turns out not to have: forgets it, and returns what is to be thrown, Error(device).
+  Error refuse(const std::string& library, const std::string& problem);
   Algorithms all() const;
 
  private:
   mutable std::mutex mutex_;
   Algorithms chosen_;
 };
-
-// Error(device): what a library says to an algorithm of the table that it doesn't have.
-Error unknown_algorithm(const std::string& library, const std::string& computed, const std::string& algorithm);
 
 }  // namespace ort_train

@@ -31,5 +31,6 @@ void CpuDevice::issue(const Work& work) {
 }
 
 void CpuDevice::transfer(std::byte* to, const std::byte* from, int64_t bytes) { std::memcpy(to, from, static_cast<size_t>(bytes)); }
+void CpuDevice::fill(std::byte* at, std::byte value, int64_t bytes) { std::fill_n(at, bytes, value); }
 
 }  // namespace ort_train

@@ -30,6 +30,7 @@ class CpuDevice : public Device {
   void time_work() override { workers_.time_tasks(); }
   TaskTimes tasks() override { return workers_.times(); }
   void transfer(std::byte* to, const std::byte* from, int64_t bytes) override;
+  void fill(std::byte* at, std::byte value, int64_t bytes) override;
   std::string makes_products(DType type) const override {
     return std::string(type == DType::bfloat16 ? cpu_bfloat16_products() : "float32");
   }

@@ -74,6 +74,8 @@ class Device {
   virtual TaskTimes tasks() { return {}; }
   // Copies between the host's memory and a device's, or within one, at once; nothing runs then.
   virtual void transfer(std::byte* to, const std::byte* from, int64_t bytes) = 0;
+  // Sets bytes of the device's memory, likewise.
+  virtual void fill(std::byte* at, std::byte value, int64_t bytes) = 0;
 
   // What the last bits of products of that 16-bit type depend on, besides the numbers; in float32 all devices agree.
   virtual std::string makes_products(DType type) const = 0;

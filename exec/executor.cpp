@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <chrono>
-#include <cmath>
 #include <cstring>
 #include <map>
 #include <new>
@@ -247,12 +246,11 @@ struct Executor::Impl {
     }
   }
 
-  // What is read before it is written shows: nothing may depend on the zeros that memory began with, or on what a rehearsal has left.
+  // NaN, in integers -1: what is read before it is written shows. Nothing may depend on the zeros that memory began with, or on what a
+  // rehearsal has left.
   void poison() {
     for (size_t s = 0; s < program.spaces.size(); ++s) {
-      const Space& space = program.spaces[s];
-      const Place whole{.offset = 0, .bytes = space.bytes, .space = static_cast<SpaceId>(s)};
-      if (space.kind == SpaceKind::device && space.bytes > 0) fill(whole, nullptr, DType::float32, NAN);
+      if (const Space& space = program.spaces[s]; space.kind == SpaceKind::device) device.fill(spaces[s], std::byte{0xff}, space.bytes);
     }
   }
 

@@ -44,7 +44,8 @@ class Executor {
   // Gives it memory, by space (null for the file's), from the device: copies constants to their places, makes optimizer state and
   // accumulators what they begin as; that of the disk, too, if it is fresh, so full of zeros. Before the first run. Throws Error(device) if
   // any is smaller than the program's, or if the program needs a disk and has none.
-  // Before anything is filled in, a device that loads its kernels late (Device::loads_late) runs them all, on whatever is there.
+  // Before anything is filled in, a device that loads its kernels late (Device::loads_late) runs them all, on whatever is there; behind
+  // that its memory is full of NaN.
   void attach(std::vector<Memory*> spaces, Disk* disk = nullptr, bool fresh = true);
   // … of a program with one space of memory.
   void attach(Memory& memory, Disk* disk = nullptr, bool fresh = true) { attach(std::vector<Memory*>{&memory}, disk, fresh); }

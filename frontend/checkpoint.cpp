@@ -318,9 +318,11 @@ std::string save_checkpoint(const std::string& output_dir, const RunState& state
 
 std::optional<RunState> saved_state(const std::string& folder) { return read_from_manifest(folder, "state", state_of); }
 
-Algorithms saved_algorithms(const std::string& folder, const std::string& makes_products) {
+std::optional<Algorithms> saved_algorithms(const std::string& folder, const std::string& makes_products) {
   const auto of_products = [](const Json& settings) { return settings.value(kProductsSetting, std::string()); };
-  if (read_from_manifest(folder, "settings", of_products) != makes_products) return {};
+  const std::optional<std::string> products = read_from_manifest(folder, "settings", of_products);
+  if (!products) return std::nullopt;
+  if (*products != makes_products) return Algorithms{};
   return read_from_manifest(folder, "algorithms", [](const Json& json) { return json.get<Algorithms>(); }).value_or(Algorithms{});
 }
 

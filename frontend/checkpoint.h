@@ -104,8 +104,9 @@ Loaded load_checkpoint(const std::string& output_dir, const CheckpointContent& c
 
 // What the checkpoint in `folder` says of its run; none where it can't be read.
 std::optional<RunState> saved_state(const std::string& folder);
-// By which algorithms it made products of 16 bits, if as Device::makes_products() says of this device; else none.
-Algorithms saved_algorithms(const std::string& folder, const std::string& makes_products);
+// By which algorithms its run made products of 16 bits, if as Device::makes_products() says of this device; if not, an empty table. None
+// where it can't be read.
+std::optional<Algorithms> saved_algorithms(const std::string& folder, const std::string& makes_products);
 
 // Paths of the checkpoints in output_dir that load_checkpoint() would take before `path`; all of them where `path` isn't there or empty.
 std::vector<std::string> checkpoints_newer_than(const std::string& output_dir, const std::string& path);

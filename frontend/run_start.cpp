@@ -68,9 +68,9 @@ RunStart choose_start(const Options& options) {
   return start;
 }
 
-Algorithms saved_algorithms(const RunStart& start, const Options& options, const std::string& makes_products) {
+Algorithms algorithms_of_run(const RunStart& start, const Options& options, const std::string& makes_products) {
   for (const std::string& checkpoint : candidates(start, options)) {
-    if (Algorithms saved = saved_algorithms(checkpoint, makes_products); !saved.empty()) return saved;
+    if (const std::optional<Algorithms> saved = saved_algorithms(checkpoint, makes_products)) return *saved;
   }
   return {};
 }

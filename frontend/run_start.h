@@ -26,8 +26,8 @@ struct RunStart {
 // Throws Error(usage) where what the options name isn't there.
 RunStart choose_start(const Options& options);
 
-// By which algorithms a resumed run has made its products (saved_algorithms() in frontend/checkpoint.h).
-Algorithms saved_algorithms(const RunStart& start, const Options& options, const std::string& makes_products);
+// By which algorithms a resumed run goes on: those of its newest checkpoint that can be read.
+Algorithms algorithms_of_run(const RunStart& start, const Options& options, const std::string& makes_products);
 
 // How many checkpoints are kept; of a streamed run in its state file (`in_slots`).
 int64_t kept_checkpoints(const Options& options, bool in_slots);

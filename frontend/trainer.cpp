@@ -85,7 +85,7 @@ void Trainer::Impl::build() {
     job->read_model();
     on = on_gpu(*gpu, options, /*halves=*/is_half(job->products), kept_by_libraries, workers.threads(), note);
   }
-  if (on.algorithms != nullptr) on.algorithms->choose(saved_algorithms(start, options, on.makes_products));
+  if (on.algorithms != nullptr) on.algorithms->restore(algorithms_of_run(start, options, on.makes_products));
   MachineRates rates(options, device, note);
   planned = plan_job(*job, start, on, device, rates, note);
   report = describe_plan(*job, planned, rates, std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count());

@@ -32,9 +32,7 @@ struct Library {
   static inline AlgorithmTable* algorithms = nullptr;
 
   static KernelRun prepare_product(const KernelSpec& spec) {
-    const std::string computed = to_string(spec.outputs[0]);
-    const std::string algorithm = algorithms->find(computed).value_or(suggested);
-    algorithms->choose(computed, algorithm);
+    const std::string algorithm = algorithms->choose(to_string(spec.outputs[0]), suggested);
     return [run = prepare(*cpu_kernels().find(op_named("MatMul")), spec), is_second = algorithm == "second"](const KernelArgs& args) {
       run(args);
       if (is_second) args.out<uint8_t>(0)[0] ^= 1;

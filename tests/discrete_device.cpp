@@ -166,6 +166,11 @@ std::byte* DiscreteDevice::on_device(const void* address) const {
   return found;
 }
 
+void DiscreteDevice::fill(std::byte* at, std::byte value, int64_t bytes) {
+  require(items_.empty(), "memory is filled while something runs");
+  std::memset(real(at), static_cast<int>(value), static_cast<size_t>(bytes));
+}
+
 void DiscreteDevice::transfer(std::byte* to, const std::byte* from, int64_t bytes) {
   require(items_.empty(), "a transfer while something runs");
   std::memcpy(real(to), real(from), static_cast<size_t>(bytes));
@@ -174,6 +179,7 @@ void DiscreteDevice::transfer(std::byte* to, const std::byte* from, int64_t byte
 void DiscreteDevice::issue(const Work& work) {
   const std::lock_guard lock(mutex_);
   require(work.queue < of_queue_.size() && !items_.contains(work.number), "work that isn't the program's");
+  is_rehearsal_ |= loads_late_ && work.number != static_cast<int32_t>(items_.size());
   const bool is_node = work.kernel != nullptr;
   Item item{.work = work, .late = is_node ? random_() % 4 == 0 : random_() % 8 != 0};
   (is_node ? tricks_.late_nodes : tricks_.late_copies) += item.late;
@@ -189,8 +195,8 @@ void DiscreteDevice::want(int32_t number) {
   while (!left.empty()) {
     const auto found = items_.find(left.back());
     left.pop_back();
-    require(found != items_.end() || loads_late_, "a wait for work that wasn't issued");
-    if (found == items_.end()) continue;  // a rehearsal issues what runs on the device alone
+    require(found != items_.end() || is_rehearsal_, "a wait for work that wasn't issued");
+    if (found == items_.end()) continue;
     Item& item = found->second;
     if (item.wanted || item.done) continue;
     item.wanted = true;
@@ -209,6 +215,7 @@ void DiscreteDevice::want_all() {
 bool DiscreteDevice::may_begin(const Item& item) const {
   return std::all_of(item.work.waits.begin(), item.work.waits.end(), [&](int32_t earlier) {
     const auto found = items_.find(earlier);
+    require(found != items_.end() || is_rehearsal_, "a wait for work that wasn't issued");
     return found == items_.end() || found->second.done;
   });
 }
@@ -296,6 +303,7 @@ void DiscreteDevice::finish() {
   changed_.notify_all();
   changed_.wait(lock, [&] { return std::all_of(items_.begin(), items_.end(), [](const auto& item) { return item.second.done; }); });
   items_.clear();
+  is_rehearsal_ = false;
   if (failure_ != nullptr) std::rethrow_exception(std::exchange(failure_, nullptr));
 }
 

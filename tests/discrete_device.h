@@ -2,6 +2,7 @@
 //
 // - The host can't touch its memory: addresses that it hands out lie in a range that traps, kernels and copies get the real ones.
 // - Each queue has a thread. Copies, and some nodes, begin as late as the waits permit: when something else has to wait for them.
+// - With odd seeds it loads its kernels late, so programs are rehearsed, and its memory is full of NaN when they begin.
 // - Until a copy is complete there is rubbish where it goes to; afterwards, where nothing reads that any more, where it comes from.
 
 #pragma once
@@ -34,6 +35,7 @@ class DiscreteDevice : public Device {
   void wait(int32_t number) override;
   void finish() override;
   void transfer(std::byte* to, const std::byte* from, int64_t bytes) override;
+  void fill(std::byte* at, std::byte value, int64_t bytes) override;
   std::string makes_products(DType) const override { return "as tests do"; }
   bool loads_late() const override { return loads_late_; }
 
@@ -67,7 +69,8 @@ class DiscreteDevice : public Device {
   std::byte* on_device(const void* address) const;  // throws for others
 
   const KernelTable& kernels_;
-  const bool loads_late_;                // so every program is rehearsed
+  const bool loads_late_;      // so every program is rehearsed
+  bool is_rehearsal_ = false;  // the present run leaves out work, which only rehearsals do: those of what isn't the device's alone
   std::vector<std::vector<bool>> dies_;  // by entry and copy: what it copies isn't read where it was any more
   std::vector<Range> ranges_;
   size_t entry_ = 0;

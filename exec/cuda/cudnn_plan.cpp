@@ -326,8 +326,9 @@ std::unique_ptr<Plan> build(cudnnHandle_t handle, std::unique_ptr<graph::Graph> 
     made->deselect_numeric_notes(unwanted).deselect_workspace_greater_than(most_workspace);
     for (int64_t i = 0; i < made->get_execution_plan_count(); ++i) {
       std::string of;
-      const bool has_name = made->get_plan_name_at_index(i, of).is_good();
-      if ((!name.empty() && (!has_name || of != name)) || !is_done(made->build_plan_at_index(i))) continue;
+      (void)made->get_plan_name_at_index(i, of);  // it always gives one
+      const bool is_nameless = of.starts_with("INVALID");
+      if (is_nameless || (!name.empty() && of != name) || !is_done(made->build_plan_at_index(i))) continue;
       name = of;
       return std::make_unique<Plan>(handle, std::move(made), first_bytes);
     }
@@ -349,7 +350,8 @@ std::unique_ptr<Plan> build(cudnnHandle_t handle, const ConvolutionProblem& p, s
                name);
 }
 
-// In words, with all that is different in two problems.
+}  // namespace
+
 std::string describe(const AttentionProblem& p) {
   return fmt::format("{} attention{} of {} x {} heads, {} of keys, {} x {} scores, {} and {} wide, scale {:a}{}", to_string(p.type),
                      p.is_backward ? "'s gradient" : "", p.batch, p.heads, p.key_heads, p.rows, p.columns, p.depth, p.width, p.scale,
@@ -366,6 +368,8 @@ std::string describe(const ConvolutionProblem& p) {
       p.batch, p.groups, p.in_channels, p.out_channels, fmt::join(p.in, " x "), fmt::join(p.out, " x "), fmt::join(p.kernel, " x "),
       fmt::join(p.stride, " x "), fmt::join(p.padding, " x "), fmt::join(p.dilation, " x "));
 }
+
+namespace {
 
 // Of a device; lives as long as the program.
 struct Plans {
@@ -392,11 +396,14 @@ template <class Problem> const CudnnPlan* find(const Problem& problem, std::map<
   const auto found = (plans->*kind).find(problem);
   if (found != (plans->*kind).end()) return found->second.get();
   AlgorithmTable& algorithms = algorithms_of_current_device();
-  const std::string computed = describe(problem), chosen = algorithms.find(computed).value_or("");
-  std::string name = chosen;
+  const std::string words = describe(problem);
+  std::string name = algorithms.find(words).value_or("");
   std::unique_ptr<Plan> plan = build(plans->handle, problem, name);
-  if (plan == nullptr && name != kNoPlan) throw unknown_algorithm(Library::open().name(), computed, chosen);
-  algorithms.choose(computed, name);
+  if (std::string chosen = algorithms.choose(words, name); chosen != name) {  // a checkpoint's, meanwhile
+    name = std::move(chosen);
+    plan = build(plans->handle, problem, name);
+  }
+  if (plan == nullptr && name != kNoPlan) throw algorithms.refuse(Library::open().name(), words);
   return (plans->*kind).emplace(problem, std::move(plan)).first->second.get();
 }
 

@@ -53,6 +53,10 @@ struct ConvolutionProblem {
   auto operator<=>(const ConvolutionProblem&) const = default;
 };
 
+// In words, with all that is different in two problems.
+std::string describe(const AttentionProblem& problem);
+std::string describe(const ConvolutionProblem& problem);
+
 class CudnnPlan {
  public:
   virtual ~CudnnPlan() = default;

@@ -1,16 +1,12 @@
 #include "exec/cuda/device.h"
 
-#include <fmt/format.h>
-
 #include <algorithm>
 #include <chrono>
 #include <utility>
 
-#include "exec/cuda/cudnn_plan.h"
 #include "exec/cuda/kernels.h"
 #include "exec/cuda/memory.h"
 #include "exec/cuda/status.h"
-#include "exec/cuda/tensor_product.h"
 #include "exec/float_environment.h"
 #include "graph/error.h"
 
@@ -314,6 +310,11 @@ void CudaDevice::check_errors() {
 void CudaDevice::transfer(std::byte* to, const std::byte* from, int64_t bytes) {
   check(cudaMemcpyAsync(to, from, static_cast<size_t>(bytes), cudaMemcpyDefault, side_), "a copy can't be made");
   check(cudaStreamSynchronize(side_), "a copy failed");
+}
+
+void CudaDevice::fill(std::byte* at, std::byte value, int64_t bytes) {
+  check(cudaMemsetAsync(at, static_cast<int>(value), static_cast<size_t>(bytes), side_), "memory can't be filled");
+  check(cudaStreamSynchronize(side_), "memory can't be filled");
 }
 
 // --- what the host computes -------------------------------------------------------------------------------------------------------------

@@ -42,6 +42,7 @@ class CudaDevice : public Device {
   void time_work() override;
   double seconds(int32_t number) const override;
   void transfer(std::byte* to, const std::byte* from, int64_t bytes) override;
+  void fill(std::byte* at, std::byte value, int64_t bytes) override;
   std::string makes_products(DType) const override { return gpu_.makes_products(); }
   const AlgorithmTable* algorithms() const override { return &gpu_.algorithms(); }
   bool loads_late() const override { return true; }

@@ -54,20 +54,20 @@ class Nvml {
     Memory memory{};
     return info_ != nullptr && info_(handle_, &memory) == 0 ? static_cast<int64_t>(memory.used) : -1;
   }
-  // By this process; 0 where the driver lists none of its number. In a container it may list another of that number, or none.
+  // By this process; -1 where the driver lists none of its number. In a container it may list another of that number, or none.
   int64_t used_by_this() const {
-    if (info_ == nullptr || processes_ == nullptr) return 0;
+    if (info_ == nullptr || processes_ == nullptr) return -1;
     constexpr int kTooFew = 7;  // NVML_ERROR_INSUFFICIENT_SIZE
     std::vector<Process> listed(64);
     auto count = static_cast<unsigned>(listed.size());
     int status = processes_(handle_, &count, listed.data());
     for (; status == kTooFew && count < 65'536; status = processes_(handle_, &count, listed.data())) listed.resize(count += 64);
-    if (status != 0) return 0;
+    if (status != 0) return -1;
     listed.resize(std::min<size_t>(count, listed.size()));
     const auto found =
         std::find_if(listed.begin(), listed.end(), [](const Process& one) { return one.pid == static_cast<unsigned>(getpid()); });
     constexpr unsigned long long kUnknown = ~0ull;
-    return found == listed.end() || found->bytes == kUnknown ? 0 : static_cast<int64_t>(found->bytes);
+    return found == listed.end() || found->bytes == kUnknown ? -1 : static_cast<int64_t>(found->bytes);
   }
 
  private:
@@ -127,7 +127,7 @@ class CudaGpu : public Gpu {
       throw error(ErrorCode::device, "{} has compute capability {}.{}; ort-train's kernels need {}.0", properties.name, properties.major,
                   properties.minor, kLeastMajor);
     before_ = nvml_.used();
-    const int64_t own_before = nvml_.used_by_this();
+    const int64_t own_before = std::max<int64_t>(nvml_.used_by_this(), 0);
     check(cudaSetDevice(number), "it can't be used");
     // What no kernel of ours uses: a heap and a buffer for printing.
     check(cudaDeviceSetLimit(cudaLimitMallocHeapSize, 0), "no context can be made");
@@ -143,7 +143,7 @@ class CudaGpu : public Gpu {
 
   int64_t taken_bytes() const override { return std::max(taken_, used_bytes()); }
   int64_t used_bytes() const override {
-    if (own_before_ >= 0) return std::max<int64_t>(nvml_.used_by_this() - own_before_, 0);
+    if (const int64_t own = own_before_ >= 0 ? nvml_.used_by_this() : -1; own >= 0) return std::max<int64_t>(own - own_before_, 0);
     const int64_t now = nvml_.used();
     if (now >= 0 && before_ >= 0) return std::max<int64_t>(now - before_, 0);
     return facts_.bytes - free_bytes();
@@ -160,7 +160,7 @@ class CudaGpu : public Gpu {
     return cuda::start_cudnn();
   }
   std::string makes_products() const override {
-    return fmt::format("{}, {}, {}", facts_.name, cuda::tensor_library(), cuda::cudnn_library());
+    return fmt::format("{} with {} SMs, {}, {}", facts_.name, facts_.processors, cuda::tensor_library(), cuda::cudnn_library());
   }
   AlgorithmTable& algorithms() const override { return cuda::algorithms_of(facts_.number); }
   const KernelTable& kernels() const override { return cuda_kernels(); }

@@ -28,8 +28,9 @@ class Gpu {
   // Bytes of device memory that the process takes for its context, the kernels' code and libraries, while there is no Device and no memory
   // of one.
   virtual int64_t taken_bytes() const = 0;
-  // That the process takes now, by the driver's count of it. Where the driver doesn't tell processes apart (in containers, say) it is the
-  // whole GPU's less what was in use before the context was made: other processes that come or go meanwhile are counted.
+  // That the process takes now, by the driver's count of it. Where the driver doesn't tell processes apart (in containers, say), or the
+  // process had a context already, it is the whole GPU's less what was in use before this was made: other processes that come or go
+  // meanwhile are counted.
   virtual int64_t used_bytes() const = 0;
   // That are left.
   virtual int64_t free_bytes() const = 0;

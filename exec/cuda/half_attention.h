@@ -1,5 +1,5 @@
 // Attention and its gradient whose operands are of 16 bits, or are rounded to these, on tensor cores (exec/cuda/cudnn_plan.h). What
-// cuDNN doesn't make is made by the kernels of exec/cuda/ops, as on the host: scores with a bias, heads of other sizes.
+// cuDNN doesn't make is made by the kernels of exec/cuda/ops: scores with a bias, heads of other sizes.
 //
 // Without a bias no row hides everything: its first column counts. So `safe` changes nothing.
 

@@ -1,5 +1,5 @@
 // Convolutions and their gradients whose operands are of 16 bits, or are rounded to these, on tensor cores (exec/cuda/cudnn_plan.h). What
-// cuDNN doesn't make is made by the kernels of exec/cuda/ops, as on the host: parts of a weight, padding that isn't the same on both sides.
+// cuDNN doesn't make is made by the kernels of exec/cuda/ops: parts of a weight, padding that isn't the same on both sides.
 //
 // cuDNN's results are of 16 bits: results of float32 are widened, a bias is added to what was rounded.
 

@@ -1,6 +1,6 @@
-// What kernels of 16 bits ask of NVIDIA's libraries (exec/cuda/tensor_product.h, exec/cuda/cudnn_plan.h), and how much they give these to
-// do. Kernels that are compiled for the host, in tests, ask a library of the tests' own (tests/host_libraries.cpp), if it is switched on; a
-// program may have both.
+// Where kernels of 16 bits find NVIDIA's libraries (exec/cuda/tensor_product.h, exec/cuda/cudnn_plan.h), and sizes that decide what they
+// ask these for. Kernels that are compiled for the host, in tests, find a library of the tests' own (tests/host_libraries.cpp), if it is
+// switched on. A program may have both: their functions are in namespaces of their own.
 
 #pragma once
 

@@ -107,11 +107,26 @@ class Layout {
   cublasLtMatrixLayout_t layout_ = nullptr;
 };
 
-// "bfloat16 (256 x 768) x (768 x 2304)^T -> float32 + bias, rows of 768, 768 and 2304 elements, addresses of 64, 64 and 64 bytes"
+class Description {
+ public:
+  Description() { check(Library::open().make_product(&product_, CUBLAS_COMPUTE_32F, CUDA_R_32F), "no product"); }
+  Description(const Description&) = delete;
+  Description& operator=(const Description&) = delete;
+  ~Description() { Library::open().end_product(product_); }
+  operator cublasLtMatmulDesc_t() const { return product_; }
+
+ private:
+  cublasLtMatmulDesc_t product_ = nullptr;
+};
+
+// "bfloat16 (256 x 768) x (2304 x 768)^T -> float32 + bias, rows of 768, 768 and 2304 elements, addresses of 64, 64 and 64 bytes"
 std::string describe(const TensorProduct& p) {
+  const auto stored = [](int64_t rows, int64_t columns, bool is_transposed) {
+    return is_transposed ? fmt::format("({} x {})^T", columns, rows) : fmt::format("({} x {})", rows, columns);
+  };
   std::string text =
-      fmt::format("{} ({} x {}){} x ({} x {}){} -> {}{}{}", to_string(p.operands), p.rows, p.depth, p.trans_a ? "^T" : "", p.depth,
-                  p.columns, p.trans_b ? "^T" : "", to_string(p.result), p.has_bias ? " + bias" : "", p.adds ? " + sum" : "");
+      fmt::format("{} {} x {} -> {}{}{}", to_string(p.operands), stored(p.rows, p.depth, p.trans_a), stored(p.depth, p.columns, p.trans_b),
+                  to_string(p.result), p.has_bias ? " + bias" : "", p.adds ? " + sum" : "");
   text += fmt::format(", rows of {}, {} and {} elements, addresses of {}, {} and {} bytes", p.a_pitch, p.b_pitch, p.d_pitch, p.a_alignment,
                       p.b_alignment, p.d_alignment);
   if (p.items > 1) text += fmt::format(", {} of them, {}, {} and {} elements apart", p.items, p.a_stride, p.b_stride, p.d_stride);
@@ -139,8 +154,6 @@ class Prepared : public PreparedProduct {
         a_(p.operands, p.trans_a ? p.depth : p.rows, p.trans_a ? p.rows : p.depth, p.a_pitch, p.items, p.a_stride),
         b_(p.operands, p.trans_b ? p.columns : p.depth, p.trans_b ? p.depth : p.columns, p.b_pitch, p.items, p.b_stride),
         d_(p.result, p.rows, p.columns, p.d_pitch, p.items, p.d_stride) {
-    const Library& library = Library::open();
-    check(library.make_product(&product_, CUBLAS_COMPUTE_32F, CUDA_R_32F), "no product");
     const cublasOperation_t left = p.trans_b ? CUBLAS_OP_T : CUBLAS_OP_N, right = p.trans_a ? CUBLAS_OP_T : CUBLAS_OP_N;
     set(CUBLASLT_MATMUL_DESC_TRANSA, left);
     set(CUBLASLT_MATMUL_DESC_TRANSB, right);
@@ -149,15 +162,15 @@ class Prepared : public PreparedProduct {
       set(CUBLASLT_MATMUL_DESC_BIAS_DATA_TYPE, type_of(p.result));
       has_bias_ = true;
     }
-    const std::string computed = describe(p);
-    if (const std::optional<std::string> chosen = algorithms.find(computed)) {
-      take(computed, *chosen);
-    } else {
-      choose(p);
-      algorithms.choose(computed, text_of(algorithm_));
+    const std::string problem = describe(p);
+    std::optional<std::string> chosen = algorithms.find(problem);
+    if (!chosen) {
+      suggest(p);
+      chosen = algorithms.choose(problem, text_of(algorithm_));
+      if (*chosen == text_of(algorithm_)) return;
     }
+    if (!take(*chosen)) throw algorithms.refuse(tensor_library(), problem);
   }
-  ~Prepared() override { Library::open().end_product(product_); }
 
   void run(const void* a, const void* b, const void* bias, const void* c, void* d, void* workspace, void* stream) const override {
     if (has_bias_) set(CUBLASLT_MATMUL_DESC_BIAS_POINTER, bias);
@@ -171,15 +184,17 @@ class Prepared : public PreparedProduct {
     check(Library::open().set_product(product_, attribute, &value, sizeof value), "no product");
   }
 
-  void take(const std::string& computed, const std::string& chosen) {
+  // False: there is no such algorithm.
+  bool take(const std::string& chosen) {
+    if (!read_algorithm(chosen, algorithm_)) return false;
+    if (has_bias_) set(CUBLASLT_MATMUL_DESC_BIAS_POINTER, reinterpret_cast<const void*>(kLibraryAlignment));  // there will be one
     cublasLtMatmulHeuristicResult_t found{};
-    if (!read_algorithm(chosen, algorithm_) ||
-        Library::open().check_algorithm(handle(), product_, b_, a_, d_, d_, &algorithm_, &found) != CUBLAS_STATUS_SUCCESS ||
-        found.state != CUBLAS_STATUS_SUCCESS || found.workspaceSize > static_cast<size_t>(library_limits().product_workspace))
-      throw unknown_algorithm(tensor_library(), computed, chosen);
+    const cublasStatus_t status = Library::open().check_algorithm(handle(), product_, b_, a_, d_, d_, &algorithm_, &found);
+    return status == CUBLAS_STATUS_SUCCESS && found.state == CUBLAS_STATUS_SUCCESS &&
+           found.workspaceSize <= static_cast<size_t>(library_limits().product_workspace);
   }
 
-  void choose(const TensorProduct& p) {
+  void suggest(const TensorProduct& p) {
     const Library& library = Library::open();
     cublasLtMatmulPreference_t preference = nullptr;
     check(library.make_preference(&preference), "no preference");
@@ -205,7 +220,7 @@ class Prepared : public PreparedProduct {
   const float alpha_, beta_;
   bool has_bias_ = false;
   const Layout a_, b_, d_;
-  cublasLtMatmulDesc_t product_ = nullptr;
+  const Description product_;
   cublasLtMatmulAlgo_t algorithm_{};
 };
 

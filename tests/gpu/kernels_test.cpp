@@ -121,8 +121,9 @@ class BusyGpu {
   std::array<cudaStream_t, 2> streams_{};
 };
 
-// in_place: one of Kernel::in_place, for an output that goes to where the input is.
-std::vector<Tensor> run_on_gpu(const OpJob& job, const std::optional<Alias>& in_place = {}, const Surroundings& in_them = {}) {
+// in_place: one of Kernel::in_place, for an output that goes to where the input is. Run several times, the results are always the same.
+std::vector<Tensor> run_on_gpu(const OpJob& job, const std::optional<Alias>& in_place = {}, const Surroundings& in_them = {},
+                               int times = 1) {
   const Kernel& kernel = cuda_kernels().at(*job.op, job.spec);
   std::vector<std::unique_ptr<DeviceBytes>> in, out;
   std::vector<const void*> in_places;
@@ -143,26 +144,33 @@ std::vector<Tensor> run_on_gpu(const OpJob& job, const std::optional<Alias>& in_
   check(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking), "no stream");
   check(cudaDeviceSynchronize(), "it failed");
   const BusyGpu busy(in_them.is_busy);
-  prepare(kernel, job.spec)({.inputs = in_places,
-                             .outputs = out_places,
-                             .workspace = workspace.data(),
-                             .queue = stream,
-                             .error = reinterpret_cast<DataError*>(wrong.data())});
-  check(cudaGetLastError(), "a kernel can't be launched");
-  check(cudaStreamSynchronize(stream), "a kernel failed");
+  const KernelRun run = prepare(kernel, job.spec);
+  std::vector<Tensor> results;
+  for (int time = 0; time < times; ++time) {
+    run({.inputs = in_places,
+         .outputs = out_places,
+         .workspace = workspace.data(),
+         .queue = stream,
+         .error = reinterpret_cast<DataError*>(wrong.data())});
+    check(cudaGetLastError(), "a kernel can't be launched");
+    check(cudaStreamSynchronize(stream), "a kernel failed");
+    for (size_t i = 0; i < job.spec.outputs.size(); ++i) {
+      Tensor result(job.spec.outputs[i].dtype, job.spec.outputs[i].shape);
+      std::vector<std::byte> bytes;
+      const int input = written(job, i, in_place);
+      (input >= 0 ? *in[static_cast<size_t>(input)] : *out[i]).read(bytes);
+      if (!bytes.empty()) std::memcpy(result.bytes.data(), bytes.data(), bytes.size());
+      if (time == 0)
+        results.push_back(std::move(result));
+      else
+        expect_same(result, results[i]);
+    }
+  }
   check(cudaStreamDestroy(stream), "it failed");
   std::vector<std::byte> word, beside;
   wrong.read(word);
   reinterpret_cast<DataError*>(word.data())->check();
   workspace.read(beside);
-  std::vector<Tensor> results;
-  for (size_t i = 0; i < job.spec.outputs.size(); ++i) {
-    results.emplace_back(job.spec.outputs[i].dtype, job.spec.outputs[i].shape);
-    std::vector<std::byte> bytes;
-    const int input = written(job, i, in_place);
-    (input >= 0 ? *in[static_cast<size_t>(input)] : *out[i]).read(bytes);
-    if (!bytes.empty()) std::memcpy(results[i].bytes.data(), bytes.data(), bytes.size());
-  }
   return results;
 }
 
@@ -264,11 +272,7 @@ TEST_F(GpuProducts, OfLargeBatchesRepeatToTheBit) {
     OpJob job{.op = &op_named(of.op), .tensors = inputs_of(of, DType::bfloat16)};
     job.inputs = views_of(of, job.tensors);
     job.spec = spec_of(of, DType::bfloat16, job.tensors);
-    const std::vector<Tensor> once = run_on_gpu(job);
-    for (int time = 1; time < kTimes; ++time) {
-      const std::vector<Tensor> again = run_on_gpu(job, {}, {.is_busy = time % 2 == 0});
-      for (size_t i = 0; i < once.size(); ++i) expect_same(again[i], once[i]);
-    }
+    (void)run_on_gpu(job, {}, {.is_busy = true}, kTimes);
   }
 }
 
@@ -291,17 +295,42 @@ TEST_F(GpuProducts, HaveTheAlgorithmsOfATable) {
   const auto result = [&](const cuda::PreparedProduct& product) {
     return product_of(product, from[0].bytes, from[1].bytes, kSize * kSize * sizeof(float));
   };
-  AlgorithmTable first, second;
+  AlgorithmTable first, second, third;
   const std::vector<std::byte> suggested = result(*cuda::prepare_product(square, first));
   ASSERT_EQ(first.all().size(), 1u);
-  second.choose(first.all());
+  second.restore(first.all());
   EXPECT_EQ(result(*cuda::prepare_product(square, second)), suggested);
   EXPECT_EQ(second.all(), first.all());
+  (void)cuda::prepare_product(square, third);
+  EXPECT_EQ(third.all(), first.all()) << "the library's words for an algorithm differ from time to time";
   for (const char* const none : {"", "an algorithm", "ffffffff ffffffff ffffffff ffffffff ffffffff ffffffff ffffffff ffffffff"}) {
     AlgorithmTable of_none;
     of_none.choose(first.all().begin()->first, none);
     EXPECT_THROW(cuda::prepare_product(square, of_none), Error) << none;
+    EXPECT_TRUE(of_none.all().empty()) << "so that another run of the process isn't refused, too";
   }
+  cuda::TensorProduct biased = square, adding = square, several = square;
+  biased.has_bias = adding.adds = true;
+  several.items = 4, several.a_stride = several.b_stride = several.d_stride = kSize * kSize;
+  for (const cuda::TensorProduct& like : {biased, adding, several}) {
+    AlgorithmTable once, again;
+    (void)cuda::prepare_product(like, once);
+    again.restore(once.all());
+    EXPECT_NO_THROW(cuda::prepare_product(like, again));
+  }
+}
+
+TEST_F(GpuCudnn, HasThePlansOfATable) {
+  if (const std::string none = cuda::start_cudnn(); !none.empty()) GTEST_SKIP() << none;
+  const cuda::AttentionProblem problem{
+      .batch = 1, .heads = 3, .key_heads = 3, .rows = 128, .columns = 128, .depth = 64, .width = 64, .scale = 0.25f};
+  AlgorithmTable& algorithms = cuda::algorithms_of_current_device();
+  algorithms.choose(cuda::describe(problem), "a plan");
+  EXPECT_THROW((void)cuda::find_plan(problem), Error);
+  const cuda::CudnnPlan* const plan = cuda::find_plan(problem);  // by the library's suggestion: the other one is forgotten
+  ASSERT_NE(plan, nullptr);
+  EXPECT_TRUE(algorithms.find(cuda::describe(problem)).value_or("").starts_with("eng"))
+      << algorithms.find(cuda::describe(problem)).value_or("");
 }
 
 // What models have must not fall back to kernels that compute in float32.

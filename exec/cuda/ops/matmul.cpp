@@ -1,8 +1,8 @@
 // MatMul, MatMulPart and AccumulateMatMul: their meaning and the CPU's kernels are in exec/ops/matmul.cpp.
 //
-// Products of 16 bits are made on tensor cores (exec/cuda/half_products.h), but on the host, where there are none. Those of float32 are
-// those of exec/cuda/gemm.h, whose sums are in the CPU's order: blocks of the depth, each a chain of fused multiply-adds. Those of other
-// types have a thread for each result, which multiplies and adds as the CPU does.
+// Products of 16 bits are made by cuBLASLt (exec/cuda/half_products.h), on the host by the tests' library if it is switched on. Those of
+// float32, and on the host of 16 bits otherwise, are those of exec/cuda/gemm.h, whose sums are in the CPU's order: blocks of the depth,
+// each a chain of fused multiply-adds. Those of other types have a thread for each result, which multiplies and adds as the CPU does.
 
 #include "exec/ops/matmul.h"
 

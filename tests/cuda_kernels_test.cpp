@@ -54,13 +54,9 @@ TEST_P(CudaKernel, HasTheProcessorsBits) {
 }
 
 // What is made of 16 bits by NVIDIA's libraries, by those of the tests.
-struct CudaLibrary : ::testing::TestWithParam<OpCase> {
-  void SetUp() override { use_host_libraries(true); }
-  void TearDown() override { use_host_libraries(false); }
-};
-
-TEST_P(CudaLibrary, IsAskedForWhatTheProcessorComputes) {
-  for (const auto& job : op_jobs(GetParam(), cuda_kernels_on_host())) {
+void expect_near_the_processors(const OpCase& of) {
+  const HostLibrariesInUse libraries;
+  for (const auto& job : op_jobs(of, cuda_kernels_on_host())) {
     if (!is_half(half_of_products(*job))) continue;
     SCOPED_TRACE(fmt::format("{}, multiplied in {}", to_string(job->spec.inputs[0]), to_string(half_of_products(*job))));
     const std::vector<Tensor> wanted = PreparedOp(*job->op, job->spec, /*threads=*/2).run(job->inputs);
@@ -79,6 +75,24 @@ TEST_P(CudaLibrary, IsAskedForWhatTheProcessorComputes) {
   }
 }
 
+struct CudaLibrary : ::testing::TestWithParam<OpCase> {};
+TEST_P(CudaLibrary, IsAskedForWhatTheProcessorComputes) { expect_near_the_processors(GetParam()); }
+
+// Some heads of keys at a time, the last time fewer.
+TEST(CudaLibraries, DivideGradientsOfAttention) {
+  for (const int64_t shared : {1, 2}) {
+    SCOPED_TRACE(shared);
+    const auto queries = random({3, 3 * shared, 24, 16}), keys = random({3, 3, 24, 16});
+    const int64_t before = host_library_calls().attention_gradients;
+    expect_near_the_processors({.name = "heads",
+                                .op = "AttentionGrad",
+                                .attributes = {{"scale", 0.25f}, {"causal", int64_t{1}}},
+                                .inputs = {queries, queries, keys, keys, queries, statistic(random({3, 3 * shared, 24}, 5, 6))},
+                                .outputs = 3});
+    EXPECT_GE(host_library_calls().attention_gradients - before, 10);
+  }
+}
+
 // Cases of ops that ask a library for something.
 std::vector<OpCase> library_cases() {
   std::vector<OpCase> cases = op_cases_for(cuda_kernels_on_host());
@@ -91,7 +105,7 @@ std::vector<OpCase> library_cases() {
 TEST(CudaLibraries, AreAskedForEachKind) {
   constexpr int64_t kLargest = 50'000, kEach = 10;  // elements of a case; calls
   const LibraryCalls before = host_library_calls();
-  use_host_libraries(true);
+  const HostLibrariesInUse libraries;
   for (const OpCase& of : library_cases()) {
     for (const auto& job : op_jobs(of, cuda_kernels_on_host())) {
       const bool is_small =
@@ -99,7 +113,6 @@ TEST(CudaLibraries, AreAskedForEachKind) {
       if (is_small) (void)PreparedOp(*job->op, job->spec, /*threads=*/2, cuda_kernels_on_host()).run(job->inputs);
     }
   }
-  use_host_libraries(false);
   const LibraryCalls now = host_library_calls();
   EXPECT_GE(now.products - before.products, kEach);
   EXPECT_GE(now.attention - before.attention, kEach);

@@ -233,7 +233,8 @@ ORT_TRAIN_LIBRARIES_END
 
 namespace ort_train::fixtures {
 
-void use_host_libraries(bool uses) { is_used = uses; }
+HostLibrariesInUse::HostLibrariesInUse() { is_used = true; }
+HostLibrariesInUse::~HostLibrariesInUse() { is_used = false; }
 LibraryCalls host_library_calls() { return calls; }
 
 }  // namespace ort_train::fixtures

@@ -8,8 +8,14 @@
 
 namespace ort_train::fixtures {
 
-// Whether CUDA's kernels on the host ask them, from when these are prepared on. They don't, unless it is said.
-void use_host_libraries(bool uses);
+// While one lives, CUDA's kernels on the host that are prepared ask them. One at a time.
+class HostLibrariesInUse {
+ public:
+  HostLibrariesInUse();
+  HostLibrariesInUse(const HostLibrariesInUse&) = delete;
+  HostLibrariesInUse& operator=(const HostLibrariesInUse&) = delete;
+  ~HostLibrariesInUse();
+};
 
 // How often they computed something, all together.
 struct LibraryCalls {

@@ -1,4 +1,4 @@
-// The limit of the disk where a device has memory of its own.
+// The limits of a device with memory of its own, and of a disk beside it.
 
 #include <fmt/format.h>
 #include <gmock/gmock.h>
@@ -46,6 +46,42 @@ TEST_F(PlannedDisk, OfADeviceWithMemoryOfItsOwnIsWithinItsLimit) {
               HasSubstr(fmt::format("more than `nvme_budget` {}", disk_bytes - 1)));
   options.nvme_budget = disk_bytes;
   EXPECT_EQ(train(options).summary.weights_hash, hash);
+}
+
+// The least memory of the device, to a page, with the host's that is said to do: that trains, less is refused with the same number.
+TEST_F(PlannedDisk, TheSmallestBudgetOfADeviceIsExact) {
+  constexpr int64_t kPage = 4096, kTaken = 3'000'000;  // kTaken: by the device's context
+  Options options = chain_job(folder / "job", /*layers=*/4, /*width=*/64, /*samples=*/48);
+  options.batch_size = 16;
+  options.max_steps = 3;
+  options.threads = 1;
+  options.profile = profile;
+  const std::string hash = train(options).summary.weights_hash;
+  options.nvme_path = folder / "nvme";
+  std::filesystem::create_directory(options.nvme_path);
+  on.make = [](const Program& program, const std::vector<const Graph*>& graphs) {
+    return std::make_unique<fixtures::DiscreteDevice>(program, graphs, /*threads=*/1, /*seed=*/3);
+  };
+  on.reserve = kTaken;
+  on.page = kPage;
+  const auto refusal = [&](int64_t device, int64_t host) {
+    on.memories = {.device = device, .host = host};
+    return error_of(ErrorCode::budget, [&] { fixtures::TrainerOn trainer(on, options); });
+  };
+  const std::string said = refusal(kPage, kPage);
+  const auto number_behind = [&](const std::string& words) {
+    const size_t at = said.find(words);
+    EXPECT_NE(at, said.npos) << said;
+    return at == said.npos ? 0 : std::stoll(said.substr(at + words.size()));
+  };
+  const int64_t device = number_behind("(`budget` ") - kTaken, host = number_behind("(`host_budget` ");
+  on.memories = {.device = device, .host = host};
+  const auto run = train(options);
+  EXPECT_EQ(run.summary.weights_hash, hash);
+  EXPECT_EQ(run.plan.minimum_budget, device + kTaken);
+  const auto numbers = HasSubstr(fmt::format("(`budget` {})", device + kTaken));
+  EXPECT_THAT(refusal(device - kPage, host), numbers);
+  EXPECT_THAT(refusal(device - kPage, int64_t{1} << 30), numbers) << "more of the host's memory doesn't help";
 }
 
 }  // namespace

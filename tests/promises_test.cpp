@@ -24,6 +24,7 @@
 #include <memory>
 #include <mutex>
 #include <numeric>
+#include <optional>
 #include <random>
 #include <set>
 #include <thread>
@@ -478,14 +479,6 @@ TEST_F(Promises, ARunWhoseDeviceIsLostGoesOnFromItsLastCheckpoint) {
   EXPECT_EQ(train(on(1'000'000), options, outcome).weights_hash, wanted.outcome.weights_hash);
 }
 
-// While it lives CUDA's kernels on the host ask the tests' libraries.
-struct HostLibraries {
-  explicit HostLibraries(bool uses) { fixtures::use_host_libraries(uses); }
-  HostLibraries(const HostLibraries&) = delete;
-  HostLibraries& operator=(const HostLibraries&) = delete;
-  ~HostLibraries() { fixtures::use_host_libraries(false); }
-};
-
 // Each job on a device with memory of its own (discrete_device.h), in three memories of several sizes; some with CUDA's kernels, run on the
 // host: resumed, with weights in parts, or recomputing.
 TEST_F(Promises, ADeviceWithMemoryOfItsOwnGivesTheSameBits) {
@@ -503,7 +496,7 @@ TEST_F(Promises, ADeviceWithMemoryOfItsOwnGivesTheSameBits) {
       const bool is_float32 = !options.bf16 && !options.fp16 && !options.bf16_full;
       const bool with_blocks = job % 4 == 0 && i == job / 4 % 3 && options.base_dtype.empty();  // they take long
       blocks += with_blocks;
-      const HostLibraries libraries(with_blocks && !is_float32);
+      const auto libraries = with_blocks && !is_float32 ? std::make_optional<fixtures::HostLibrariesInUse>() : std::nullopt;
       const KernelTable& kernels = with_blocks ? cuda_kernels_on_host() : cpu_kernels();
       DeviceChoice on{.part_bytes = i == 1 ? 20'000 : 0,
                       .kernels = &kernels,

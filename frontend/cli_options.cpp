@@ -26,7 +26,8 @@ constexpr const char* kDescription =
 
 constexpr const char* kFooter =
     "\nExit codes: 0 done, 2 usage, 3 model not supported, 4 budget can't be met, 5 data, 6 input/output, 7 diverged,\n"
-    "8 corrupt checkpoint, 9 no usable GPU, or it failed, 129 / 130 / 143 interrupted (SIGHUP, SIGINT, SIGTERM) and saved.";
+    "8 corrupt checkpoint, 9 no usable GPU, or it failed, 129 / 130 / 138 / 143 / 152 interrupted (SIGHUP, SIGINT, SIGUSR1, SIGTERM, "
+    "SIGXCPU) and saved.";
 
 Error usage(const std::string& text) { return Error(ErrorCode::usage, text); }
 

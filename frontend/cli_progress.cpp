@@ -1,13 +1,16 @@
 #include "frontend/cli_progress.h"
 
 #include <fmt/format.h>
+#include <sys/ioctl.h>
 #include <unistd.h>
 
 #include <algorithm>
 #include <cerrno>
 #include <cmath>
 #include <cstdio>
+#include <cstdlib>
 #include <cstring>
+#include <string_view>
 
 #include "frontend/units.h"
 
@@ -32,6 +35,24 @@ std::string clock(double seconds) {
                        : fmt::format("{}:{:02}", whole / 60, whole % 60);
 }
 
+// A terminal that can't write a line anew.
+bool is_dumb() {
+  const char* const kind = std::getenv("TERM");
+  return kind != nullptr && std::string_view(kind) == "dumb";
+}
+
+// As many characters of UTF-8 text as the terminal has columns, so that a line stays one.
+std::string cut_to_terminal(const std::string& text) {
+  winsize size{};
+  if (::ioctl(STDOUT_FILENO, TIOCGWINSZ, &size) != 0 || size.ws_col == 0) return text;
+  size_t columns = 0, at = 0;
+  for (; at < text.size(); ++at) {
+    const bool begins = (static_cast<unsigned char>(text[at]) & 0xc0) != 0x80;  // a character
+    if (begins && columns++ == size.ws_col) break;
+  }
+  return text.substr(0, at);
+}
+
 }  // namespace
 
 std::string megabytes(int64_t bytes) {
@@ -41,7 +62,7 @@ std::string megabytes(int64_t bytes) {
 }
 
 Progress::Progress(int64_t budget, int64_t logging_steps)
-    : budget_(budget), logging_steps_(logging_steps), terminal_(::isatty(STDOUT_FILENO) == 1) {}
+    : budget_(budget), logging_steps_(logging_steps), terminal_(::isatty(STDOUT_FILENO) == 1 && !is_dumb()) {}
 
 void Progress::step(const StepReport& report, const std::string& rate) {
   if (!terminal_ && report.step % logging_steps_ != 0 && report.step != 1 && report.step != report.total_steps) return;
@@ -56,7 +77,7 @@ void Progress::step(const StepReport& report, const std::string& rate) {
   text += "  RAM " +
           (budget_ > 0 ? fmt::format("{} of {}", megabytes(report.resident_bytes), megabytes(budget_)) : megabytes(report.resident_bytes));
   text += fmt::format("  {} left", clock(report.seconds_left));
-  print(terminal_ ? "\r\033[K" + text : text + "\n");
+  print(terminal_ ? "\r\033[K" + cut_to_terminal(text) : text + "\n");
   open_ = terminal_;
 }
 

@@ -39,15 +39,18 @@ StepLog::StepLog(const std::string& path, int64_t done) : path_(path) {
     std::filesystem::resize_file(path, static_cast<uintmax_t>(end_of_step(path, done)), code);
     if (code) throw error(ErrorCode::io, "{}: can't be shortened: {}", path, code.message());
   }
+  errno = 0;
   file_.open(path, std::ios::binary | (done > 0 ? std::ios::app : std::ios::trunc));
-  if (!file_) throw error(ErrorCode::io, "{}: can't be written", path);
+  if (!file_) throw error(ErrorCode::io, "{}: the log can't be written: {}", path, errno != 0 ? std::strerror(errno) : "opening failed");
 }
 
 void StepLog::refuse_foreign(const std::string& path) {
   std::error_code code;
   if (path.empty() || !std::filesystem::is_regular_file(path, code) || std::filesystem::file_size(path, code) == 0)
     return;  // a device, too
+  errno = 0;
   std::ifstream file(path, std::ios::binary);
+  if (!file) throw error(ErrorCode::io, "{}: the log can't be read: {}", path, errno != 0 ? std::strerror(errno) : "opening failed");
   std::string line(kLongestLine, '\0');
   file.getline(line.data(), static_cast<std::streamsize>(line.size()));
   const Json json = Json::parse(line.c_str(), nullptr, /*allow_exceptions=*/false);

@@ -161,8 +161,26 @@ void Loop::observe(const EvalReport& evaluated) {
   state_.schedule.step = evaluated.step;
 }
 
+// Somebody may have moved or removed the output folder, and another run may have one of its name by now.
+void Loop::keep_folder() {
+  if (!lock_ || lock_->is_in_place()) return;
+  lock_.reset();
+  make_folders(options_.output_dir);
+  lock_.emplace(options_.output_dir);
+  for (const CheckpointFolder& folder : find_checkpoints(options_.output_dir)) {
+    if (!is_of_run(folder.path, state_.run))
+      throw error(
+          ErrorCode::io,
+          "'{}' was moved or removed while this run wrote into it, and another run has saved {} there since: what this one has saved "
+          "is where the folder is now",
+          options_.output_dir, folder.path);
+  }
+  note(fmt::format("'{}' was moved or removed while this run wrote into it: it goes on in a new folder of that name", options_.output_dir));
+}
+
 void Loop::save(bool note_it) {
   runtime_.check_usable();
+  keep_folder();
   steps_.apply_deferred();
   StateFile* const slots = runtime_.fill_slots();
   const auto kept = static_cast<size_t>(kept_checkpoints(options_, slots != nullptr));

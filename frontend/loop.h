@@ -6,10 +6,12 @@
 #include <functional>
 #include <map>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
 #include "frontend/anomaly_watch.h"
+#include "frontend/file.h"
 #include "frontend/job.h"
 #include "frontend/plan_job.h"
 #include "frontend/predict.h"
@@ -44,6 +46,7 @@ class Loop {
   void check_newest() const;
   void check_space() const;
   void save(bool note_it);
+  void keep_folder();
   void observe(const EvalReport& evaluated);
   void note(const std::string& text) const;
   Error ended(ErrorCode code, int64_t step, const std::string& why) const;   // says what was saved last
@@ -60,7 +63,8 @@ class Loop {
   Steps steps_;
   std::unique_ptr<AnomalyWatch> anomalies_;  // null where nobody asks
   RunState state_;
-  std::string checkpoint_;  // the last that was saved or read
+  std::string checkpoint_;          // the last that was saved or read
+  std::optional<FolderLock> lock_;  // while it trains
   enum class Memory : uint8_t { none, loading, ready };
   Memory memory_ = Memory::none;
   bool trained_ = false, training_ = false;

@@ -107,13 +107,14 @@ Summary Loop::train() {
     bool goes_on = false;  // with another plan
     ~UnderWay() {
       loop.training_ = false;
+      loop.lock_.reset();
       if (!goes_on) loop.stop_.store(false, std::memory_order_relaxed);  // it has been seen to
     }
   };
   training_ = true;
   UnderWay under_way{*this};
   make_folders(options_.output_dir);
-  const FolderLock lock(options_.output_dir);
+  lock_.emplace(options_.output_dir);
   if (options_.adapter_only)
     check_adapter_output(options_.output_dir);
   else
@@ -290,6 +291,7 @@ void Loop::Training::finish() {
   tell_of_skipped_steps();
   if (thrown_) std::rethrow_exception(thrown_);
   const auto weight_bytes = [&](const std::string& name, const ByteSink& sink) { return loop_.runtime_.read_parameter(name, sink); };
+  if (!summary_.stopped) loop_.keep_folder();
   if (!summary_.stopped && options_.adapter_only) {
     summary_.model_path = export_adapter(job.adapters, job.adapting, options_.task, job.weights, weight_bytes, options_.output_dir);
   } else if (!summary_.stopped) {

@@ -6,9 +6,12 @@
 #include <unistd.h>
 
 #include <atomic>
+#include <cerrno>
 #include <cmath>
 #include <cstdio>
+#include <cstring>
 #include <optional>
+#include <string>
 #include <string_view>
 
 #include "frontend/cli_options.h"
@@ -33,30 +36,38 @@ extern "C" void on_signal(int number) {
   trainer->request_stop();
 }
 
-// The end of a terminal session (SIGHUP) counts, too, unless nohup has the program live on. Where the output goes to a reader that has gone
-// (SIGPIPE), writing fails, and Progress says so.
+// The end of a terminal session (SIGHUP), of the CPU time (SIGXCPU) and what batch systems send before they end a job (SIGUSR1) count, too,
+// but none that whoever started the program has it ignore, as nohup does. Where the output goes to a reader that has gone (SIGPIPE), or a
+// file may grow no more (SIGXFSZ), writing fails, which is told.
 void catch_signals() {
   struct sigaction action {
   }, before{};
   action.sa_handler = on_signal;
   sigemptyset(&action.sa_mask);
   action.sa_flags = SA_RESTART;
-  for (const int number : {SIGINT, SIGTERM, SIGHUP}) {
-    if (number == SIGHUP && sigaction(number, nullptr, &before) == 0 && before.sa_handler == SIG_IGN) continue;
+  for (const int number : {SIGINT, SIGTERM, SIGHUP, SIGXCPU, SIGUSR1}) {
+    if (sigaction(number, nullptr, &before) == 0 && before.sa_handler == SIG_IGN) continue;
     sigaction(number, &action, nullptr);
   }
   action.sa_handler = SIG_IGN;
-  sigaction(SIGPIPE, &action, nullptr);
+  for (const int number : {SIGPIPE, SIGXFSZ}) sigaction(number, &action, nullptr);
+}
+
+// What isn't told in the course of a run.
+void print(const std::string& text) {
+  errno = 0;
+  if (std::fwrite(text.data(), 1, text.size(), stdout) != text.size() || std::fflush(stdout) != 0)
+    throw Error(ErrorCode::io, std::string("the output can't be written: ") + (errno != 0 ? std::strerror(errno) : "writing failed"));
 }
 
 int check_model(const CommandLine& line) {
   const CheckReport report = check(line.options);
-  fmt::print("{}", with_options(report.text));
+  print(with_options(report.text));
   return report.trainable ? 0 : static_cast<int>(ErrorCode::unsupported);
 }
 
 int export_model(const CommandLine& line) {
-  fmt::print("model       {} ({} with {})\n", export_merged(line.options), line.options.model, line.options.adapter);
+  print(fmt::format("model       {} ({} with {})\n", export_merged(line.options), line.options.model, line.options.adapter));
   return 0;
 }
 
@@ -168,7 +179,7 @@ int train_model(const CommandLine& line) {
 int run(int argc, const char* const* argv) {
   const CommandLine line = parse_command_line(argc, argv);
   if (!line.text.empty()) {
-    fmt::print("{}", line.text);
+    print(line.text);
     return 0;
   }
   if (line.command == CommandLine::Command::check) return check_model(line);

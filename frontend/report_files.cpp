@@ -69,7 +69,8 @@ void refuse_foreign_reports(const Options& options) {
   for (const std::string* const input : {&options.model, &options.data, &options.teacher, &options.loss_model}) {
     if (!input->empty()) others.push_back({canonical(*input), "is read by this run"});
   }
-  for (const char* const name : {"model.onnx", "adapter_model.safetensors", "adapter_config.json"})
+  for (const char* const name :
+       {"model.onnx", "adapter_model.safetensors", "adapter_config.json", ".ort-train-lock", ".ort-train-model.json"})
     others.push_back({canonical((fs::path(options.output_dir) / name).string()), "is where the run's result goes"});
   if (!options.log_file.empty()) others.push_back({canonical(options.log_file), "is the run's log"});
   for (const Report& report : reports_of(options)) {

@@ -84,6 +84,32 @@ TEST_F(OutputDir, AFreshRunOverOurOwnIsRefusedUnlessItMayReplaceIt) {
   EXPECT_THAT(error_of(ErrorCode::usage, [&] { go(options); }), HasSubstr("has model.onnx of an earlier run"));  // all that is left of it
 }
 
+// At step 3; where another run has saved in a folder of its name by then, nothing goes there.
+TEST_F(OutputDir, AFolderThatIsMovedInMidRunIsMadeAgain) {
+  for (const bool is_taken : {false, true}) {
+    SCOPED_TRACE(is_taken);
+    const std::string moved = folder / (is_taken ? "moved twice" : "moved");
+    std::string notes;
+    const Callbacks callbacks{.on_step =
+                                  [&](const StepReport& step) {
+                                    if (step.step != 3) return;
+                                    fs::rename(out, moved);
+                                    if (is_taken) go(with([](Options& o) { o.seed = 5; }));
+                                  },
+                              .on_note = [&](const std::string& text) { notes += text + "\n"; }};
+    if (is_taken) {
+      EXPECT_THAT(error_of(ErrorCode::io, [&] { go(options, callbacks); }), HasSubstr("another run has saved " + out + "/checkpoint-"));
+      EXPECT_THAT(checkpoints(moved), ElementsAre("checkpoint-2"));
+    } else {
+      EXPECT_EQ(go(options, callbacks).weights_hash, hash);
+      EXPECT_THAT(notes, HasSubstr("it goes on in a new folder of that name"));
+    }
+    EXPECT_THAT(checkpoints(), ElementsAre("checkpoint-4", "checkpoint-6"));
+    EXPECT_TRUE(exists(out + "/model.onnx"));
+    fs::remove_all(out);
+  }
+}
+
 TEST_F(OutputDir, WhatOthersWroteIsRefusedBeforeTheFirstStepAndStays) {
   int64_t steps = 0;
   const Callbacks counted{.on_step = [&](const StepReport&) { ++steps; }};

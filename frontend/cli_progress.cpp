@@ -98,10 +98,13 @@ void Progress::end() {
 }
 
 void Progress::print(const std::string& text) {
-  if (!failure_.empty()) return;
+  if (failure_.empty()) failure_ = write_out(text);
+}
+
+std::string write_out(const std::string& text) {
   errno = 0;
-  if (std::fwrite(text.data(), 1, text.size(), stdout) == text.size() && std::fflush(stdout) == 0) return;
-  failure_ = std::string("the output can't be written: ") + (errno != 0 ? std::strerror(errno) : "writing failed");
+  if (std::fwrite(text.data(), 1, text.size(), stdout) == text.size() && std::fflush(stdout) == 0) return {};
+  return std::string("the output can't be written: ") + (errno != 0 ? std::strerror(errno) : "writing failed");
 }
 
 }  // namespace ort_train

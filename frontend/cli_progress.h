@@ -32,6 +32,9 @@ class Progress {
   std::string failure_;
 };
 
+// To the standard output, as it stands. Returns why it couldn't be written; empty: it is.
+std::string write_out(const std::string& text);
+
 std::string megabytes(int64_t bytes);  // "102 MB", "3.99 GB"
 
 }  // namespace ort_train

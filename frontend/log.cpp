@@ -16,6 +16,11 @@ using Json = nlohmann::ordered_json;  // numbers are written as the shortest tex
 
 constexpr size_t kLongestLine = 1 << 16;
 
+// Of what a stream couldn't do, errno having been 0 before.
+std::string log_failure(const std::string& path, const char* what) {
+  return fmt::format("{}: the log can't be {}: {}", path, what, errno != 0 ? std::strerror(errno) : "the system doesn't say why");
+}
+
 // Where the lines of the first `done` steps end.
 int64_t end_of_step(const std::string& path, int64_t done) {
   std::ifstream file(path, std::ios::binary);
@@ -41,7 +46,7 @@ StepLog::StepLog(const std::string& path, int64_t done) : path_(path) {
   }
   errno = 0;
   file_.open(path, std::ios::binary | (done > 0 ? std::ios::app : std::ios::trunc));
-  if (!file_) throw error(ErrorCode::io, "{}: the log can't be written: {}", path, errno != 0 ? std::strerror(errno) : "opening failed");
+  if (!file_) throw Error(ErrorCode::io, log_failure(path, "written"));
 }
 
 void StepLog::refuse_foreign(const std::string& path) {
@@ -50,7 +55,7 @@ void StepLog::refuse_foreign(const std::string& path) {
     return;  // a device, too
   errno = 0;
   std::ifstream file(path, std::ios::binary);
-  if (!file) throw error(ErrorCode::io, "{}: the log can't be read: {}", path, errno != 0 ? std::strerror(errno) : "opening failed");
+  if (!file) throw Error(ErrorCode::io, log_failure(path, "read"));
   std::string line(kLongestLine, '\0');
   file.getline(line.data(), static_cast<std::streamsize>(line.size()));
   const Json json = Json::parse(line.c_str(), nullptr, /*allow_exceptions=*/false);
@@ -62,7 +67,7 @@ void StepLog::line(const std::string& text) {
   if (path_.empty() || !failure_.empty()) return;
   errno = 0;
   file_ << text << '\n' << std::flush;
-  if (!file_) failure_ = fmt::format("{}: the log can't be written: {}", path_, errno != 0 ? std::strerror(errno) : "writing failed");
+  if (!file_) failure_ = log_failure(path_, "written");
 }
 
 void StepLog::step(const StepReport& report, double eval_loss) {

@@ -6,10 +6,8 @@
 #include <unistd.h>
 
 #include <atomic>
-#include <cerrno>
 #include <cmath>
 #include <cstdio>
-#include <cstring>
 #include <optional>
 #include <string>
 #include <string_view>
@@ -55,9 +53,7 @@ void catch_signals() {
 
 // What isn't told in the course of a run.
 void print(const std::string& text) {
-  errno = 0;
-  if (std::fwrite(text.data(), 1, text.size(), stdout) != text.size() || std::fflush(stdout) != 0)
-    throw Error(ErrorCode::io, std::string("the output can't be written: ") + (errno != 0 ? std::strerror(errno) : "writing failed"));
+  if (const std::string failure = write_out(text); !failure.empty()) throw Error(ErrorCode::io, failure);
 }
 
 int check_model(const CommandLine& line) {

@@ -16,17 +16,23 @@ namespace {
 
 using ::testing::HasSubstr;
 
-struct PlannedDisk : TrainerRuns {};
+struct PlannedDisk : TrainerRuns {
+  Options options;   // with a disk
+  std::string hash;  // in all memory
+
+  void SetUp() override {
+    options = chain_job(folder / "job", /*layers=*/4, /*width=*/64, /*samples=*/48);
+    options.batch_size = 16;
+    options.max_steps = 3;
+    options.threads = 1;
+    options.profile = profile;
+    hash = train(options).summary.weights_hash;
+    options.nvme_path = folder / "nvme";
+    std::filesystem::create_directory(options.nvme_path);
+  }
+};
 
 TEST_F(PlannedDisk, OfADeviceWithMemoryOfItsOwnIsWithinItsLimit) {
-  Options options = chain_job(folder / "job", /*layers=*/4, /*width=*/64, /*samples=*/48);
-  options.batch_size = 16;
-  options.max_steps = 3;
-  options.threads = 1;
-  options.profile = profile;
-  const std::string hash = train(options).summary.weights_hash;
-  options.nvme_path = folder / "nvme";
-  std::filesystem::create_directory(options.nvme_path);
   const int64_t arena = Trainer(options).plan().arena_bytes;
   on.make = [](const Program& program, const std::vector<const Graph*>& graphs) {
     return std::make_unique<fixtures::DiscreteDevice>(program, graphs, /*threads=*/1, /*seed=*/1);
@@ -51,14 +57,6 @@ TEST_F(PlannedDisk, OfADeviceWithMemoryOfItsOwnIsWithinItsLimit) {
 // The least memory of the device, to a page, with the host's that is said to do: that trains, less is refused with the same number.
 TEST_F(PlannedDisk, TheSmallestBudgetOfADeviceIsExact) {
   constexpr int64_t kPage = 4096, kTaken = 3'000'000;  // kTaken: by the device's context
-  Options options = chain_job(folder / "job", /*layers=*/4, /*width=*/64, /*samples=*/48);
-  options.batch_size = 16;
-  options.max_steps = 3;
-  options.threads = 1;
-  options.profile = profile;
-  const std::string hash = train(options).summary.weights_hash;
-  options.nvme_path = folder / "nvme";
-  std::filesystem::create_directory(options.nvme_path);
   on.make = [](const Program& program, const std::vector<const Graph*>& graphs) {
     return std::make_unique<fixtures::DiscreteDevice>(program, graphs, /*threads=*/1, /*seed=*/3);
   };

@@ -315,7 +315,7 @@ int64_t most_workspace(const ConvolutionProblem& p) {
 
 constexpr const char* kNoPlan = "kernels of ort-train";  // in a table of algorithms
 
-// The plan of that name, or the first that is supported, whose name it becomes; none: null, and kNoPlan.
+// The plan of that name; where that is empty the first that is supported, whose name it becomes. Null: there is none.
 std::unique_ptr<Plan> build(cudnnHandle_t handle, std::unique_ptr<graph::Graph> made, int64_t first_bytes, int64_t most_workspace,
                             const std::vector<NumericalNote_t>& unwanted, std::string& name) {
   if (name == kNoPlan) return nullptr;
@@ -335,7 +335,6 @@ std::unique_ptr<Plan> build(cudnnHandle_t handle, std::unique_ptr<graph::Graph> 
   } catch (const cudnn_frontend::cudnnException& problem) {
     refuse_chance(problem.what());
   }
-  if (name.empty()) name = kNoPlan;
   return nullptr;
 }
 
@@ -399,6 +398,7 @@ template <class Problem> const CudnnPlan* find(const Problem& problem, std::map<
   const std::string words = describe(problem);
   std::string name = algorithms.find(words).value_or("");
   std::unique_ptr<Plan> plan = build(plans->handle, problem, name);
+  if (plan == nullptr && name.empty()) name = kNoPlan;
   if (std::string chosen = algorithms.choose(words, name); chosen != name) {  // a checkpoint's, meanwhile
     name = std::move(chosen);
     plan = build(plans->handle, problem, name);

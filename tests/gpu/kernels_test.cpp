@@ -333,6 +333,16 @@ TEST_F(GpuCudnn, HasThePlansOfATable) {
       << algorithms.find(cuda::describe(problem)).value_or("");
 }
 
+// What the library doesn't make at all is no error, the second time neither.
+TEST_F(GpuCudnn, LeavesWhatItDoesNotMakeToOtherKernels) {
+  if (const std::string none = cuda::start_cudnn(); !none.empty()) GTEST_SKIP() << none;
+  const cuda::AttentionProblem odd{
+      .batch = 1, .heads = 1, .key_heads = 1, .rows = 16, .columns = 16, .depth = 7, .width = 7, .scale = 0.25f};
+  EXPECT_EQ(cuda::find_plan(odd), nullptr);
+  EXPECT_EQ(cuda::find_plan(odd), nullptr);
+  EXPECT_TRUE(cuda::algorithms_of_current_device().find(cuda::describe(odd)).has_value());
+}
+
 // What models have must not fall back to kernels that compute in float32.
 TEST_F(GpuCudnn, MakesWhatModelsHave) {
   if (const std::string none = cuda::start_cudnn(); !none.empty()) GTEST_SKIP() << none;

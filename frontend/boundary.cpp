@@ -4,6 +4,7 @@
 
 #include <filesystem>
 #include <new>
+#include <string_view>
 #include <system_error>
 
 #include "graph/error.h"
@@ -26,6 +27,10 @@ void rethrow_as_error() {
   } catch (const std::system_error& problem) {
     throw error(ErrorCode::device, "the system refuses what the job needs: {}", problem.what());
   } catch (const std::exception& problem) {
+    if (std::string_view(problem.what()).starts_with("pthread_create"))  // oneTBB's
+      throw error(ErrorCode::device,
+                  "the system refuses the program more threads: choose fewer `threads`, or raise the limit of processes (`ulimit -u`, or "
+                  "pids.max of the cgroup)");
     throw error(ErrorCode::device, "internal error: {}; please report this", problem.what());
   } catch (...) {
     throw Error(ErrorCode::device, "internal error: an exception of an unknown type; please report this");

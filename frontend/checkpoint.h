@@ -69,6 +69,8 @@ struct StateTensor {
 
 // The setting that says what Device::makes_products() says; of runs that make none of 16 bits there is none.
 inline constexpr const char* kProductsSetting = "products";
+// The setting that tells data from other data of the same name.
+inline constexpr const char* kDataHashSetting = "data_hash";
 
 struct CheckpointContent {
   std::vector<StateTensor> weights, optimizer;   // that the run changes

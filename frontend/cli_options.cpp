@@ -475,6 +475,11 @@ CommandLine parse_command_line(int argc, const char* const* argv) {
   } catch (const CLI::ParseError& problem) {
     throw usage(problem.what());
   }
+  for (const CLI::Option* option : app.get_options()) {
+    for (const std::string& value : option->results()) {
+      if (const std::string wrong = misread_value(option->get_name(), value, option->get_type_name()); !wrong.empty()) throw usage(wrong);
+    }
+  }
   if (raw.version) {
     line.text = "ort-train " + version() + "\n";
     return line;

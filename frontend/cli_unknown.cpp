@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <charconv>
 #include <string_view>
 #include <utility>
 
@@ -102,6 +103,20 @@ std::string unfit_value(const std::string& option, const std::string& value, con
                              : type.starts_with("UINT") ? "a whole number from 0 on, or is too large for one"
                                                         : "a number";
   return fmt::format("{} {}: is not {}", option, value, wanted);
+}
+
+std::string misread_value(const std::string& option, const std::string& value, const std::string& type) {
+  const auto fits = [&](auto number) {
+    const char* const end = value.data() + value.size();
+    const auto [stop, code] = std::from_chars(value.data() + (value.starts_with('+') ? 1 : 0), end, number);
+    return code == std::errc() && stop == end;
+  };
+  const bool is_natural = type.starts_with("UINT");
+  if (!is_natural && !type.starts_with("INT")) return {};
+  if (!(is_natural ? fits(uint64_t{}) : fits(int64_t{}))) return unfit_value(option, value, type);
+  const size_t digits = value.find_first_not_of("+-");
+  if (value[digits] == '0' && digits + 1 < value.size()) return fmt::format("{} {}: write it without a zero in front", option, value);
+  return {};
 }
 
 }  // namespace ort_train

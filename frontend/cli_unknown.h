@@ -14,5 +14,8 @@ std::string unknown_option(const std::string& name, const std::vector<std::strin
 bool is_about(const std::string& message, const std::string& option);
 // One sentence in place of that. `type`: the option's, as CLI11 calls it: "INT".
 std::string unfit_value(const std::string& option, const std::string& value, const std::string& type);
+// The same for a whole number that CLI11 takes for another one: that is too large, negative where none may be, or octal by a leading zero.
+// Empty: it isn't one.
+std::string misread_value(const std::string& option, const std::string& value, const std::string& type);
 
 }  // namespace ort_train

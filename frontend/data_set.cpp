@@ -23,20 +23,20 @@ class Row : public DataSet {
     length_ = sample_length;
     samples_ = tokens_ / sample_length;
     if (samples_ == 0)
-      throw error(ErrorCode::data, "{}: has {} {}, fewer than one sample of {}: shorten `seq_length`", path_, tokens_, unit_,
+      throw error(ErrorCode::data, "{}: has {} {}, fewer than one sample of {}: shorten `seq_length`", path(), tokens_, unit_,
                   sample_length);
     fields_ = {{.name = "input_ids", .element = Element::int64, .shape = {sample_length}}};
   }
 
  protected:
+  using DataSet::DataSet;
   int64_t tokens_ = 0, length_ = 0;
   const char* unit_ = "tokens";
 };
 
 class TokenFile : public Row {
  public:
-  TokenFile(const std::string& path, int64_t width) : file_(File::open(path)), width_(width) {
-    path_ = path;
+  TokenFile(const std::string& path, int64_t width) : Row(path), width_(width) {
     const int64_t size = file_.size();
     if (size % width != 0) {
       throw error(ErrorCode::data, "{}: has {} bytes, which is no whole number of {}-byte tokens: is `token_type` right?", path, size,
@@ -59,14 +59,12 @@ class TokenFile : public Row {
   }
 
  private:
-  File file_;
   int64_t width_;
 };
 
 class TextFile : public Row {
  public:
-  TextFile(const std::string& path, const Vocabulary& vocabulary) : file_(File::open(path)), vocabulary_(vocabulary) {
-    path_ = path;
+  TextFile(const std::string& path, const Vocabulary& vocabulary) : Row(path), vocabulary_(vocabulary) {
     unit_ = "characters";
     bytes_ = file_.size();
     int64_t line = 1;
@@ -104,13 +102,18 @@ class TextFile : public Row {
       char32_t character;
       const int taken = decode_utf8(text, character);
       const int64_t id = taken > 0 ? vocabulary_.id_of(character) : -1;
-      if (id < 0) throw error(ErrorCode::data, "{}: was changed while it was read", path_);
+      if (id < 0) throw error(ErrorCode::data, "{}: was changed while it was read", path());
       text.remove_prefix(static_cast<size_t>(taken));
       if (i >= 0) std::memcpy(to.data() + 8 * i, &id, 8);
     }
   }
 
   int64_t memory_bytes() const override { return static_cast<int64_t>(offsets_.capacity() * sizeof(int64_t)); }
+
+  std::string content_hash() const override {
+    const std::string both = DataSet::content_hash() + hex16(hash_file(File::open(vocabulary_.path())));
+    return hex16(hash_bytes(std::as_bytes(std::span(both))));
+  }
 
  private:
   static constexpr int64_t kStride = 4096;  // characters
@@ -121,7 +124,6 @@ class TextFile : public Row {
     file_.read(at, std::as_writable_bytes(std::span(buffer)));
   }
 
-  File file_;
   const Vocabulary& vocabulary_;
   int64_t bytes_ = 0;
   std::vector<int64_t> offsets_;  // of every kStride-th character
@@ -130,8 +132,7 @@ class TextFile : public Row {
 
 class ArrayFile : public DataSet {
  public:
-  explicit ArrayFile(const std::string& path) : file_(File::open(path)) {
-    path_ = path;
+  explicit ArrayFile(const std::string& path) : DataSet(path) {
     if (path.ends_with(".npz")) {
       arrays_ = read_npz_directory(file_);
     } else {
@@ -181,7 +182,6 @@ class ArrayFile : public DataSet {
   }
 
  private:
-  File file_;
   std::vector<NpyArray> arrays_;
   std::vector<std::vector<std::byte>> unpacked_;
 };
@@ -222,6 +222,17 @@ int DataSet::find(std::string_view field) const {
   }
   return -1;
 }
+
+bool DataSet::was_written_to() const {
+  const FileStamp now = file_.stamp();  // its `changed` moves with names and permissions, too
+  return now.bytes != opened_.bytes || now.modified != opened_.modified;
+}
+
+std::string DataSets::content_hash() const {
+  return valid ? fmt::format("{} {}", train->content_hash(), valid->content_hash()) : train->content_hash();
+}
+
+bool DataSets::was_written_to() const { return train->was_written_to() || (valid && valid->was_written_to()); }
 
 DataSets open_data(const std::string& path, const std::string& model, const std::string& token_type) {
   if (token_type != "uint16" && token_type != "uint32")

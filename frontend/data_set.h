@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "frontend/element.h"
+#include "frontend/file.h"
 #include "frontend/vocabulary.h"
 #include "graph/types.h"
 
@@ -28,7 +29,7 @@ class DataSet {
  public:
   virtual ~DataSet() = default;
 
-  const std::string& path() const { return path_; }
+  const std::string& path() const { return file_.path(); }
   int64_t samples() const { return samples_; }
   const std::vector<Field>& fields() const { return fields_; }
   // Index of a field, -1 where there is none.
@@ -44,8 +45,16 @@ class DataSet {
   virtual int64_t memory_bytes() const { return 0; }
   virtual void load() {}
 
+  // 16 hex digits that change with the samples: a hash of the file, and of what else they follow from. Of a file of more than 64 MiB only
+  // 64 pieces of 1 MiB, evenly spread, are read.
+  virtual std::string content_hash() const { return hex16(hash_sampled(file_)); }
+  // Whether the file was written to since it was opened.
+  bool was_written_to() const;
+
  protected:
-  std::string path_;
+  explicit DataSet(const std::string& path) : file_(File::open(path)), opened_(file_.stamp()) {}
+  File file_;
+  FileStamp opened_;
   int64_t samples_ = 0;
   std::vector<Field> fields_;
 };
@@ -54,6 +63,9 @@ struct DataSets {
   std::unique_ptr<DataSet> train;
   std::unique_ptr<DataSet> valid;          // null where the path is a single file
   std::unique_ptr<Vocabulary> vocabulary;  // of text, else null
+
+  std::string content_hash() const;  // of both
+  bool was_written_to() const;       // one of them
 };
 
 // Opens a file, or a folder with train.* and valid.* (val.*, validation.*). `model` says where the vocabulary of text lies; `token_type` is

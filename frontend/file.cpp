@@ -36,4 +36,17 @@ uint64_t hash_range(const File& file, int64_t offset, int64_t bytes) {
 
 uint64_t hash_file(const File& file) { return hash_range(file, 0, file.size()); }
 
+uint64_t hash_sampled(const File& file) {
+  constexpr int64_t kPieces = 64, kBytes = int64_t{1} << 20;
+  const int64_t size = file.size(), last = size - kBytes;
+  if (size <= kPieces * kBytes) return hash_file(file);
+  Hash hash;
+  hash.add(std::as_bytes(std::span(&size, 1)));
+  for (int64_t i = 0; i < kPieces; ++i) {
+    const uint64_t piece = hash_range(file, last / (kPieces - 1) * i + last % (kPieces - 1) * i / (kPieces - 1), kBytes);
+    hash.add(std::as_bytes(std::span(&piece, 1)));
+  }
+  return hash.number();
+}
+
 }  // namespace ort_train

@@ -4,6 +4,7 @@
 
 #include <filesystem>
 
+#include "frontend/checkpoint.h"
 #include "frontend/file.h"
 #include "frontend/job.h"
 #include "frontend/parameter_groups.h"
@@ -41,6 +42,7 @@ std::map<std::string, std::string> Job::settings() const {
                                             {"train_samples", text(train_range.count)},
                                             {"data", std::filesystem::path(data.train->path()).filename().string()},
                                             {"instruction_set", __builtin_cpu_supports("x86-64-v4") ? "x86-64-v4" : "x86-64-v3"}};
+  result[kDataHashSetting] = data.content_hash();
   for (const OptimizerOption& option : optimizer.options()) result[std::string(option.name)] = text(optimizer.value(option.name));
   if (!options.teacher.empty()) result["teacher"] = std::filesystem::path(options.teacher).filename().string();
   if (!options.loss_model.empty()) result["loss_model"] = std::filesystem::path(options.loss_model).filename().string();

@@ -6,6 +6,7 @@
 #include <cmath>
 #include <limits>
 
+#include "frontend/checkpoint.h"
 #include "frontend/checkpoint_folder.h"
 #include "frontend/file.h"
 #include "graph/error.h"
@@ -103,7 +104,14 @@ void Loop::resume() {
         return in_place;
       },
       start_.is_named ? start_.checkpoint : std::string());
-  if (const std::string changed = differences(content.settings, loaded.settings); !changed.empty())
+  std::map<std::string, std::string> settings = content.settings, saved = loaded.settings;
+  // Checkpoints of earlier versions have none.
+  const auto hash = settings.extract(kDataHashSetting), saved_hash = saved.extract(kDataHashSetting);
+  if (saved_hash && saved_hash.mapped() != hash.mapped() && saved["data"] == settings["data"]) {
+    note(fmt::format("{}: holds other data than when the run was saved: from here on the run differs from one without a break",
+                     options_.data));
+  }
+  if (const std::string changed = differences(settings, saved); !changed.empty())
     note(fmt::format("from here on the run differs from the one that was saved: {}", changed));
   const int64_t run = state_.run;
   state_ = loaded.state;
@@ -178,9 +186,21 @@ void Loop::keep_folder() {
   note(fmt::format("'{}' was moved or removed while this run wrote into it: it goes on in a new folder of that name", options_.output_dir));
 }
 
+// Samples are read where the data's file has them, step by step, so that others come if somebody writes to it meanwhile.
+void Loop::check_data() {
+  if (data_has_changed_ || !job_.data.was_written_to()) return;
+  data_has_changed_ = job_.data.content_hash() != runtime_.content().settings.at(kDataHashSetting);
+  if (!data_has_changed_) return;
+  note(
+      fmt::format("{}: was written to while the run reads it: what it reads from now on, or has read of late, is other data than at "
+                  "its beginning",
+                  options_.data));
+}
+
 void Loop::save(bool note_it) {
   runtime_.check_usable();
   keep_folder();
+  check_data();
   steps_.apply_deferred();
   StateFile* const slots = runtime_.fill_slots();
   const auto kept = static_cast<size_t>(kept_checkpoints(options_, slots != nullptr));

@@ -47,6 +47,7 @@ class Loop {
   void check_space() const;
   void save(bool note_it);
   void keep_folder();
+  void check_data();
   void observe(const EvalReport& evaluated);
   void note(const std::string& text) const;
   Error ended(ErrorCode code, int64_t step, const std::string& why) const;   // says what was saved last
@@ -68,6 +69,7 @@ class Loop {
   enum class Memory : uint8_t { none, loading, ready };
   Memory memory_ = Memory::none;
   bool trained_ = false, training_ = false;
+  bool data_has_changed_ = false;
 };
 
 }  // namespace ort_train

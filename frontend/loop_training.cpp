@@ -79,6 +79,7 @@ class Loop::Training {
   StepReport report_of(int64_t step, const StepResult& result, const UpdateNumbers& update, int64_t tokens) const;
   double evaluate();
   void finish();
+  void write_reports();
   void tell_of_skipped_steps();
   void summarize();
   void tell_of_prediction() const;
@@ -93,7 +94,8 @@ class Loop::Training {
   const int64_t first_step_;
   int64_t saved_step_;
   bool saves_gradients_;
-  std::exception_ptr thrown_;  // by a callback: the run is saved before anybody is told
+  std::string report_failure_;  // why a report of the end isn't there
+  std::exception_ptr thrown_;   // by a callback: the run is saved before anybody is told
   Timed last_;
   Timed sum_;
   std::vector<double> last_times_;  // the ring of the last steps' milliseconds
@@ -158,12 +160,11 @@ Summary Loop::Training::run() {
   finish();
   summarize();
   log_.summary(summary_);
-  if (!log_.failure().empty()) {
-    throw error(ErrorCode::io, "{}; {}, the run is saved in {}{}", log_.failure(),
-                summary_.stopped ? fmt::format("after step {} of {}", state_.step, total) : "all its steps are done", loop_.checkpoint_,
-                summary_.stopped ? ": go on with `resume` when the log can be written" : "");
-  }
-  return summary_;
+  const std::string& failure = log_.failure().empty() ? report_failure_ : log_.failure();
+  if (failure.empty()) return summary_;
+  if (!summary_.stopped) throw error(ErrorCode::io, "{}; all steps are done, and the result is in {}", failure, summary_.model_path);
+  throw error(ErrorCode::io, "{}; after step {} of {}, the run is saved in {}: go on with `resume` when that can be written", failure,
+              state_.step, total, loop_.checkpoint_);
 }
 
 template <typename Report> void Loop::Training::tell(const std::function<void(const Report&)>& callback, const Report& report) {
@@ -305,12 +306,20 @@ void Loop::Training::finish() {
     summary_.model_path =
         export_model(job.info, weights, merged(job.adapters, job.adapting.scale, weights, originals), options_.output_dir);
   }
+  try {
+    write_reports();
+  } catch (const Error& problem) {  // hides nothing of what is done
+    report_failure_ = problem.what();
+  }
+}
+
+void Loop::Training::write_reports() {
   if (!options_.op_times.empty()) {
     loop_.runtime_.write_op_times();
     loop_.note(fmt::format("wrote the times of the ops to {}", options_.op_times));
   }
   if (options_.save_optimizer_state.empty()) return;
-  write_optimizer_state(job, loop_.planned_, loop_.runtime_.content(), state_.step);
+  write_optimizer_state(loop_.job_, loop_.planned_, loop_.runtime_.content(), state_.step);
   loop_.note(fmt::format("wrote the optimizer's state after step {} to {}", state_.step, options_.save_optimizer_state));
 }
 

@@ -1,12 +1,14 @@
 #include "frontend/machine.h"
 
 #include <sched.h>
+#include <sys/sysinfo.h>
 
 #include <algorithm>
 #include <charconv>
 #include <cmath>
 #include <fstream>
 #include <limits>
+#include <optional>
 #include <string_view>
 #include <thread>
 #include <vector>
@@ -25,13 +27,20 @@ int64_t number_in(std::string_view text) {
   return value;
 }
 
-// The number in the line that begins with `key`, 0 where there is none.
-int64_t number_after(const std::string& path, std::string_view key) {
+// The number in the line that begins with `key`; none where there is no such line.
+std::optional<int64_t> number_after(const std::string& path, std::string_view key) {
   std::ifstream file(path);
   for (std::string line; std::getline(file, line);) {
     if (line.starts_with(key)) return number_in(line);
   }
-  return 0;
+  return std::nullopt;
+}
+
+// What the kernel says where there is no /proc.
+int64_t free_memory() {
+  struct sysinfo info {};
+  if (sysinfo(&info) != 0) return kNoLimit;
+  return static_cast<int64_t>(info.freeram + info.bufferram) * static_cast<int64_t>(info.mem_unit);
 }
 
 // False where there is no such file.
@@ -80,7 +89,7 @@ int64_t memory_left_in(const std::string& folder, int version) {
   if (!read_line(folder + (version == 1 ? "/memory.limit_in_bytes" : "/memory.max"), limit) || limit == "max") return kNoLimit;
   if (!read_line(folder + (version == 1 ? "/memory.usage_in_bytes" : "/memory.current"), used)) return kNoLimit;
   // The page cache counts as used and is given back when memory is wanted.
-  const int64_t cache = number_after(folder + "/memory.stat", version == 1 ? "total_cache " : "file ");
+  const int64_t cache = number_after(folder + "/memory.stat", version == 1 ? "total_cache " : "file ").value_or(0);
   return std::max<int64_t>(0, number_in(limit) - std::max<int64_t>(0, number_in(used) - cache));
 }
 
@@ -112,7 +121,8 @@ int allowed_processors() {
 }  // namespace
 
 int64_t available_memory(const std::string& root) {
-  int64_t available = number_after(root + "/proc/meminfo", "MemAvailable:") * 1024;
+  const std::optional<int64_t> kilobytes = number_after(root + "/proc/meminfo", "MemAvailable:");
+  int64_t available = kilobytes ? *kilobytes * 1024 : free_memory();
   for_each_group(root, "memory",
                  [&](const std::string& folder, int version) { available = std::min(available, memory_left_in(folder, version)); });
   return available;

@@ -154,11 +154,12 @@ int train_model(const CommandLine& line) {
     if (summary.steps > 0) show_summary(line, summary, trainer.plan(), progress);
     if (summary.stopped) {
       progress.line("stopped", fmt::format("after step {}, saved {}; go on with --resume", summary.steps, summary.checkpoint_path));
-    } else {
-      if (trainer.can_sample() && line.sample_length > 0) {
-        progress.line("sample", "");
-        progress.print(trainer.sample("", line.sample_length, 0.8, line.options.seed) + "\n");
-      }
+    } else if (trainer.can_sample() && line.sample_length > 0) {
+      const int caught_before = caught;
+      progress.line("sample", "");
+      progress.print(trainer.sample("", line.sample_length, 0.8, line.options.seed) + "\n");
+      running = nullptr;
+      if (caught != caught_before) return 128 + caught;
     }
     running = nullptr;
     if (summary.stopped) return stopped_code(summary, progress);

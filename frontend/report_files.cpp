@@ -72,7 +72,13 @@ void refuse_foreign_reports(const Options& options) {
   for (const char* const name :
        {"model.onnx", "adapter_model.safetensors", "adapter_config.json", ".ort-train-lock", ".ort-train-model.json"})
     others.push_back({canonical((fs::path(options.output_dir) / name).string()), "is where the run's result goes"});
-  if (!options.log_file.empty()) others.push_back({canonical(options.log_file), "is the run's log"});
+  if (!options.log_file.empty()) {
+    for (const Other& other : others) {
+      if (other.path == canonical(options.log_file))
+        throw error(ErrorCode::usage, "`log_file` {}: {}; choose another file", options.log_file, other.what);
+    }
+    others.push_back({canonical(options.log_file), "is the run's log"});
+  }
   for (const Report& report : reports_of(options)) {
     const auto refuse = [&](std::string_view why) {
       return error(ErrorCode::usage, "`{}` {}: {}; choose another file", report.option, report.path, why);

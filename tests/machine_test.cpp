@@ -76,6 +76,11 @@ TEST_F(Machine, AContainerSeesItsOwnGroupAsTheRoot) {
   EXPECT_EQ(available_processors(root), 1);
 }
 
+TEST_F(Machine, WithoutProcTheKernelIsAsked) {
+  EXPECT_GT(available_memory(root), 0);
+  EXPECT_LT(available_memory(root), int64_t{1} << 50);
+}
+
 TEST_F(Machine, ThreadsAreWhatAffinityAndQuotaGive) {
   int here = 0;
   std::thread([&] {

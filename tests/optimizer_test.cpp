@@ -430,7 +430,8 @@ TEST(Optimizer, WhatItDoesNotHaveIsRefused) {
             "`optim` adafactor: `adafactor_warmup_init` goes with `adafactor_relative_step`");
   EXPECT_EQ(refusal("rmsprop", {{"rmsprop_centered", 2}}), "`rmsprop_centered` 2: is neither 0 nor 1");
   EXPECT_EQ(refusal("sgd", {{"momentum", 1}}), "`momentum` 1: has to lie in [0, 1)");
-  EXPECT_EQ(refusal("adamw", {{"adam_epsilon", -1}}), "`adam_epsilon` -1: is negative");
+  EXPECT_EQ(refusal("adamw", {{"adam_epsilon", -1}}), "`adam_epsilon` -1: has to be 0 or more, and finite");
+  EXPECT_EQ(refusal("adamw", {{"adam_epsilon", INFINITY}}), "`adam_epsilon` inf: has to be 0 or more, and finite");
   EXPECT_EQ(refusal("adafactor", {{"adafactor_epsilon", 1e-60}}), "`adafactor_epsilon` 1e-60: is not positive, or too small for float32");
   for (const OptimizerDef* def : all_optimizers()) {
     for (const OptimizerOption& option : def->options) {

@@ -263,8 +263,16 @@ TEST_F(OutputDir, ALogThatCantBeWrittenEndsInASavedRun) {
   EXPECT_THAT(checkpoints(), ElementsAre("checkpoint-1"));
   EXPECT_EQ(go(with([](Options& o) { o.resume = true; })).weights_hash, hash);
   EXPECT_THAT(error_of(ErrorCode::io, [&] { go(with([&](Options& o) { full(o), o.overwrite = true, o.max_steps = 1; })); }),
-              HasSubstr("all its steps are done"));
+              HasSubstr("all steps are done, and the result is in " + out + "/model.onnx"));
   EXPECT_TRUE(fs::exists(out + "/model.onnx"));
+}
+
+TEST_F(OutputDir, AReportThatCantBeWrittenAtTheEndHidesNoResult) {
+  const std::string log = folder / "log.jsonl";
+  EXPECT_THAT(error_of(ErrorCode::io, [&] { go(with([&](Options& o) { o.op_times = "/dev/full", o.log_file = log; })); }),
+              HasSubstr("'/dev/full' can't be written; all steps are done, and the result is in " + out + "/model.onnx"));
+  EXPECT_TRUE(fs::exists(out + "/model.onnx"));
+  EXPECT_THAT(read_file(log), HasSubstr(hash)) << "the summary";
 }
 
 // Three at once, of which two are kept, and the model.

@@ -2,6 +2,8 @@
 
 #pragma once
 
+#include <cmath>
+
 #include "passes/optimizer.h"
 
 namespace ort_train {
@@ -15,7 +17,11 @@ inline OptimizerOption share(std::string_view name, double value, std::string_vi
   return {.name = name, .value = value, .help = help, .fits = [](double x) { return x >= 0 && x < 1; }, .wrong = "has to lie in [0, 1)"};
 }
 inline OptimizerOption not_negative(std::string_view name, double value, std::string_view help) {
-  return {.name = name, .value = value, .help = help, .fits = [](double x) { return x >= 0; }, .wrong = "is negative"};
+  return {.name = name,
+          .value = value,
+          .help = help,
+          .fits = [](double x) { return x >= 0 && std::isfinite(x); },
+          .wrong = "has to be 0 or more, and finite"};
 }
 inline OptimizerOption flag(std::string_view name, bool value, std::string_view help) {
   return {.name = name,

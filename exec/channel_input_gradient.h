@@ -72,7 +72,7 @@ class ChannelInput {
 
   // A panel: [tap][word of y's channels][channel of x]; behind all, whether it has an infinity or what is no number. Behind that, what
   // tasks share of dy.
-  void prepare(const Operands& operands, int64_t block) const {
+  void prepare(const Operands& operands, int64_t block, std::byte*) const {
     if (block >= tasks_.blocks()) return tasks_.copy(operands.from, block - tasks_.blocks(), operands.shared + copies_at());
     const ChannelPanels& panels = tasks_.panels();
     const int64_t g = block / panels.size(), taps = l_.windows.taps(), size = bytes_each<float>(w_);

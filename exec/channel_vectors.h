@@ -264,7 +264,7 @@ class ChannelForward {
   }
 
   // A panel: [word of x's channels][tap][channel of y]. Behind the panels, what tasks share of x.
-  void prepare(const Operands& operands, int64_t block) const {
+  void prepare(const Operands& operands, int64_t block, std::byte*) const {
     if (block >= tasks_.blocks()) return tasks_.copy(operands.from, block - tasks_.blocks(), operands.shared + copies_at());
     const ChannelPanels& panels = tasks_.panels();
     const int64_t g = block / panels.size(), taps = l_.windows.taps(), size = bytes_each<float>(w_);

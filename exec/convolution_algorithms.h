@@ -32,8 +32,8 @@ namespace convolution {
 //
 //   applies(), efficiency(rate)                  the share of the rate of large float32 products; rate: that of products of such words
 //   shared_bytes(), bytes()                      of the workspace: what tasks share, what each thread has
-//   preparations(), prepare(operands, i)         of what tasks share, first: the weight as micro-kernels read it, copies of x or dy
-//   tasks(), run(operands, task, workspace)      the thread's
+//   preparations(), prepare(operands, i, …)      of what tasks share, first: the weight as micro-kernels read it, copies of x or dy
+//   tasks(), run(operands, task, workspace)      the thread's, as of prepare()
 using OutputAlgorithm = std::variant<WinogradSums, TileSums<gemm::TileRegisters>, ChannelForward, DirectForward, DepthwiseSums>;
 using InputAlgorithm = std::variant<WinogradSums, TileSums<gemm::TileRegisters>, ChannelInput, DirectInput, DepthwiseSums>;
 // dw's: applies(), efficiency(rate), bytes(), tasks(), tiles(), run(dy, x, dw, task, workspace).
@@ -80,7 +80,7 @@ template <typename Algorithm>
 void make_sums(const Algorithm& algorithm, const Operands& operands, Workers& workers, std::byte* workspaces) {
   std::visit(
       [&](const auto& a) {
-        workers.parallel_for(a.preparations(), [&](int64_t i, int) { a.prepare(operands, i); });
+        workers.parallel_for(a.preparations(), [&](int64_t i, int worker) { a.prepare(operands, i, workspaces + worker * a.bytes()); });
         workers.parallel_for(a.tasks(), [&](int64_t task, int worker) { a.run(operands, task, workspaces + worker * a.bytes()); });
       },
       algorithm);

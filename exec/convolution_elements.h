@@ -173,10 +173,10 @@ inline bool has_infinity(const float* words, int64_t n, bool pairs) {
 }
 
 // Whether dx is always made of the whole weight by one node: of larger ones, whose products take less memory, it may be made in parts
-// (exec/ops/conv_input_gradient.cpp), which have to be added tap by tap.
+// (exec/ops/conv_input_gradient.cpp), which have to be added tap by tap; Winograd's filtering has no products of single taps.
 inline bool is_undivided(const Layout& l) {
   const double products = static_cast<double>(l.batch) * static_cast<double>(l.products()), weights = static_cast<double>(l.weights());
-  return l.first == 0 && l.is_last() && (l.groups > 1 || products > weights);
+  return l.first == 0 && l.is_last() && (l.groups > 1 || takes_winograd(l) || products > weights);
 }
 
 inline constexpr int64_t kMostStride = 4;  // along an axis: more phases than that take columns

@@ -135,7 +135,7 @@ class DepthwiseSums {
   int64_t tasks() const { return divided_up(planes(), kLanesOfVector) * bands_ * strips_; }
   double efficiency(double) const { return depthwise_efficiency(l_, planes()); }
 
-  void prepare(const Operands&, int64_t) const {}
+  void prepare(const Operands&, int64_t, std::byte*) const {}
   void run(const Operands& operands, int64_t task, std::byte* workspace) const {
     const int64_t strip = task % strips_, band = task / strips_ % bands_, plane = task / strips_ / bands_ * kLanesOfVector;
     const Part part{.plane = plane,

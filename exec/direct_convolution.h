@@ -74,7 +74,7 @@ class DirectForward {
   }
 
   // Some channels of y: [channel][word of x's channels][tap].
-  void prepare(const Operands& operands, int64_t block) const {
+  void prepare(const Operands& operands, int64_t block, std::byte*) const {
     const int64_t size = bytes_each<float>(w_), taps = l_.windows.taps(), first = block * gemm::kRows;
     for (int64_t o = first; o < std::min(first + gemm::kRows, l_.groups * l_.out_channels); ++o) {
       const std::byte* const from = operands.w + o * l_.depth() * size;

@@ -95,7 +95,7 @@ class DirectInput {
   int64_t preparations() const { return l_.groups * divided_up(l_.in_channels, gemm::kRows); }
   int64_t tasks() const { return l_.batch * l_.groups * bands_ * across_; }
 
-  void prepare(const Operands& operands, int64_t block) const {
+  void prepare(const Operands& operands, int64_t block, std::byte*) const {
     const int64_t each = divided_up(l_.in_channels, gemm::kRows), g = block / each, channel = block % each * gemm::kRows;
     const int64_t rows = std::min<int64_t>(gemm::kRows, l_.in_channels - channel), taps = l_.windows.taps();
     float& is_infinite = operands.shared[preparations() * block_weights() + block];

@@ -68,7 +68,7 @@ template <typename Registers> class TileSums {
 
   // Some of the result's channels, a group's: [phase][step][two tiles]; behind all blocks, whether each has an infinity or what is no
   // number.
-  void prepare(const Operands& operands, int64_t block) const {
+  void prepare(const Operands& operands, int64_t block, std::byte*) const {
     const int64_t g = block / blocks_, first = block % blocks_ * kRows, rows = std::min(kRows, made_ - first), taps = l_.windows.taps();
     float& is_infinite = operands.shared[preparations() * block_ + block];
     is_infinite = 0;

@@ -161,9 +161,13 @@ inline gemm::Micro micro_of(const float* a, int64_t a_row, int64_t a_depth, cons
 
 // y, or dx: the same with the channels of y in place of those of x, and the taps from the last to the first.
 //
-// First w, transformed, goes to the shared workspace: [kRows outputs][element of a tile][channel][output]. Then a block of tiles, of some
-// outputs, is a task. Of a thread's workspace: x of a chunk of channels, transformed; the products of some outputs; the sums of tiles of y,
-// in which chunks are added upwards; and what transforms and rows of y need.
+// A task is a block of tiles, or some of them, of some outputs: channels are summed in chunks, each chunk's tiles of products joined to
+// tiles of y, in which the chunks are added upwards. Of the operands, transformed, what has fewer elements is shared by all tasks:
+//
+//   w   [kRows outputs][element of a tile][channel][output]. A task has one block of tiles, and transforms x of it
+//   x   [block of tiles][chunk][element of a tile][channel][tile]. A task has all blocks, and transforms w of its outputs
+//
+// The other is made in a thread's workspace, a chunk at a time. Which one is shared changes no bit.
 class WinogradSums {
  public:
   WinogradSums() = default;
@@ -174,71 +178,62 @@ class WinogradSums {
 
   bool applies() const { return applies_; }
   int64_t bytes() const { return bytes_; }
-  int64_t shared_bytes() const { return whole_lines(preparations() * block_weights() * int64_t{sizeof(float)}); }
-  int64_t preparations() const { return divided_up(outputs_, gemm::kRows); }
-  int64_t tasks() const { return divided_up(l_.batch * tiles_.count(), block_) * down_; }
+  int64_t shared_bytes() const { return whole_lines(preparations() * prepared() * int64_t{sizeof(float)}); }
+  int64_t preparations() const { return shares_x_ ? blocks_ * chunks() : divided_up(outputs_, gemm::kRows); }
+  int64_t tasks() const { return (shares_x_ ? 1 : blocks_) * down_; }
   // Of the rate of large float32 products, counting the products that the definition takes (measured).
   double efficiency(double) const {
-    constexpr double kOfProducts = 0.9, kTransforming = 18, kJoining = 18, kPacking = 130;  // in products of an element of a tile
-    const auto outputs = static_cast<double>(task_outputs_), channels = static_cast<double>(channels_),
-               tiles = static_cast<double>(l_.batch * tiles_.count());
-    return 2.25 * tiles_.share() / (1 / kOfProducts + kTransforming / outputs + kJoining / channels + kPacking / tiles);
+    constexpr double kOfProducts = 0.9, kTransforming = 18, kJoining = 18;  // in products of an element of a tile
+    constexpr double kFiltering = 25, kWriting = 105;                       // w in the caches; memory for what is shared
+    const auto outputs = static_cast<double>(shares_x_ ? outputs_ : task_outputs_), channels = static_cast<double>(channels_),
+               tiles = static_cast<double>(all_tiles());
+    const double writing = kWriting / (shares_x_ ? outputs : tiles);
+    return 2.25 * tiles_.share() / (1 / kOfProducts + kTransforming / outputs + kJoining / channels + kFiltering / tiles + writing);
   }
 
-  void prepare(const Operands& operands, int64_t block) const {
-    const int64_t first = block * gemm::kRows, rows = std::min<int64_t>(gemm::kRows, outputs_ - first);
-    const int64_t row = kTaps * (backwards_ ? 1 : channels_), channel_step = kTaps * (backwards_ ? outputs_ : 1);
-    float* const to = operands.shared + block * block_weights();
-    const Plane weights(w_, operands.w);
-    for (int64_t channel = 0; channel < channels_; ++channel) {
-      const int64_t at = first * row + channel * channel_step;
-      float some[kSide * kTaps] = {}, g[kTaps * kSide];  // [output][tap]; [tap][output]
-      const float* from = weights.floats() ? weights.floats() + at : some;
-      int64_t from_row = row;
-      if (!weights.floats() || first + kSide > outputs_) {
-        for (int64_t r = 0; r < rows; ++r) weights.read(at + r * row, kTaps, some + r * kTaps);
-        from = some;
-        from_row = kTaps;
-      }
-      transpose8(from, from_row, g, kSide);
-      for (int64_t r = 0; r < kSide; ++r) g[8 * kSide + r] = from[r * from_row + 8];
-      transform_weights(g, to + channel * gemm::kRows);
-    }
+  void prepare(const Operands& operands, int64_t number, std::byte* workspace) const {
+    float* const to = operands.shared + number * prepared();
+    if (!shares_x_) return transform_weights(operands, number * gemm::kRows, 0, channels_, to, channels_);
+    transform_x(operands, number / chunks(), number % chunks(), to, workspace);
   }
 
   void run(const Operands& operands, int64_t task, std::byte* workspace) const {
     const float* const bias = operands.bias;
-    const int64_t first = task / down_ * block_, count = std::min(block_, l_.batch * tiles_.count() - first);
+    const int64_t begin = shares_x_ ? 0 : task / down_, end = shares_x_ ? blocks_ : begin + 1;  // blocks of tiles
     const int64_t output = task % down_ * task_outputs_, outputs = std::min(task_outputs_, outputs_ - output);
-    auto* const transformed = reinterpret_cast<float*>(workspace);
+    auto* const made = reinterpret_cast<float*>(workspace);  // of the operand that isn't shared
+    auto* const products = reinterpret_cast<float*>(workspace + products_at_);
     auto* const sums = reinterpret_cast<float*>(workspace + sums_at_);
-    for (int64_t r = 0; bias && r < outputs; ++r) std::fill_n(sums + r * kOutputs * block_, kOutputs * block_, bias[l_.first + output + r]);
-    for (int64_t channel = 0; channel < channels_; channel += chunk_) {
-      const int64_t channels = std::min(chunk_, channels_ - channel);
-      for (int64_t i = 0; i < channels; ++i) {
-        for_samples(first, count, tiles_.count(), [&](int64_t n, int64_t begin, int64_t end, int64_t at) {
-          const int64_t next = std::min(channel + i + 1, channels_ - 1);
-          tiles_.transform(plane_of(operands.from, n, channel + i), plane_of(operands.from, n, next), begin, end,
-                           reinterpret_cast<float*>(workspace + room_at_), transformed + i * block_ + at, transformed_each());
-        });
-      }
-      for (int64_t r = 0; r < outputs; r += gemm::kRows) {
-        const float* const weights = operands.shared + (output + r) / gemm::kRows * block_weights() + channel * gemm::kRows;
-        for (int64_t j = 0, width; j < count; j += width) {
-          width = gemm::Fused::panel(count - j);
-          auto* const products = reinterpret_cast<float*>(workspace + products_at_);
-          multiply_tiles(weights, channels, transformed + j, width, products);
-          join(products, width, std::min<int64_t>(gemm::kRows, outputs - r), bias || channel > 0, sums + r * kOutputs * block_ + j);
+    for (int64_t r = 0; bias && r < outputs; ++r)
+      std::fill_n(sums + r * kOutputs * sums_row_, kOutputs * sums_row_, bias[l_.first + output + r]);
+    for (int64_t chunk = 0; chunk < chunks(); ++chunk) {
+      const int64_t channels = channels_of(chunk);
+      if (shares_x_)
+        transform_outputs(operands, output, outputs, chunk, made);
+      else
+        transform_x(operands, begin, chunk, made, workspace);
+      for (int64_t block = begin; block < end; ++block) {
+        const float* const x = shares_x_ ? operands.shared + (block * chunks() + chunk) * prepared() : made;
+        for (int64_t r = 0; r < outputs; r += gemm::kRows) {
+          const float* const w = shares_x_ ? made + r / gemm::kRows * weights_of(chunk_)
+                                           : operands.shared + (output + r) / gemm::kRows * prepared() + chunk * chunk_ * gemm::kRows;
+          for (int64_t j = 0, width; j < tiles_of(block); j += width) {
+            width = gemm::Fused::panel(tiles_of(block) - j);
+            multiply_tiles(w, channels, x + j, width, products);
+            join(products, width, std::min<int64_t>(gemm::kRows, outputs - r), bias || chunk > 0,
+                 sums + r * kOutputs * sums_row_ + (block - begin) * block_ + j);
+          }
         }
       }
     }
-    for (int64_t r = 0; r < outputs; ++r) store(operands, output + r, first, count, sums + r * kOutputs * block_, workspace);
+    const int64_t first = begin * block_, count = std::min(end * block_, all_tiles()) - first;
+    for (int64_t r = 0; r < outputs; ++r) store(operands, output + r, first, count, sums + r * kOutputs * sums_row_, workspace);
   }
 
  private:
   WinogradSums(const Layout& l, bool backwards, Element x, Element w, Element y)
       : l_(l), backwards_(backwards), x_(x), w_(w), y_(y), windows_(l.windows) {
-    constexpr int64_t kChunk = 128, kTransformed = 144 << 10, kMost = 288, kLeastOutputs = 32;
+    constexpr int64_t kChunk = 128, kTransformed = 144 << 10, kMost = 288, kLeastOutputs = 32, kTaskOutputs = 32;
     applies_ = takes_winograd(l) && gemm::way_of(x, w) == gemm::Way::floats && (!backwards || is_undivided(l));
     if (!applies_) return;
     channels_ = l.in_channels;
@@ -253,19 +248,28 @@ class WinogradSums {
     }
     tiles_ = WinogradTiles(windows_);
     chunk_ = divided_up(channels_, divided_up(channels_, kChunk));
-    const int64_t all = l.batch * tiles_.count();
-    block_ = std::clamp(kTransformed / (kTileElements * chunk_) / gemm::kPanel * gemm::kPanel, int64_t{gemm::kPanel}, kMost);
-    block_ = std::min(block_, divided_up(all, gemm::kWidth) * gemm::kWidth);
-    const int64_t of_tiles = divided_up(all, block_);
-    const auto divided = [&](int64_t parts) { return equal_part(outputs_, parts, gemm::kRows); };
-    down_ = 1;
-    while (of_tiles * down_ < kFewTasks && divided(down_ + 1) >= kLeastOutputs) ++down_;
-    task_outputs_ = divided(down_);
-    down_ = divided_up(outputs_, task_outputs_);
+    shares_x_ = l.batch * tiles_.count() < outputs_;
+    if (shares_x_) {
+      block_ = gemm::kPanel;
+      blocks_ = divided_up(all_tiles(), block_);
+      sums_row_ = blocks_ * block_;
+      task_outputs_ = std::min(kTaskOutputs, divided_up(outputs_, gemm::kRows) * gemm::kRows);
+      down_ = divided_up(outputs_, task_outputs_);
+    } else {
+      block_ = std::clamp(kTransformed / (kTileElements * chunk_) / gemm::kPanel * gemm::kPanel, int64_t{gemm::kPanel}, kMost);
+      block_ = std::min(block_, divided_up(all_tiles(), gemm::kWidth) * gemm::kWidth);
+      blocks_ = divided_up(all_tiles(), block_);
+      sums_row_ = block_;
+      const auto divided = [&](int64_t parts) { return equal_part(outputs_, parts, gemm::kRows); };
+      down_ = 1;
+      while (blocks_ * down_ < kFewTasks && divided(down_ + 1) >= kLeastOutputs) ++down_;
+      task_outputs_ = divided(down_);
+      down_ = divided_up(outputs_, task_outputs_);
+    }
     WorkspaceLayout layout;
-    layout.take<float>(kTileElements * transformed_each());
+    layout.take<float>(shares_x_ ? divided_up(task_outputs_, gemm::kRows) * weights_of(chunk_) : transformed());
     products_at_ = layout.take<float>(kTileElements * kPiece);
-    sums_at_ = layout.take<float>(task_outputs_ * kOutputs * block_);
+    sums_at_ = layout.take<float>(task_outputs_ * kOutputs * sums_row_);
     room_at_ = layout.take<float>(std::max(tiles_.room(std::min(block_, tiles_.count())), windows_.w.out));
     bytes_ = layout.all();
   }
@@ -274,17 +278,66 @@ class WinogradSums {
     __m256 of[4];
   };
 
-  // Of an element of a tile; no power of two: all 16 are written at a time.
-  int64_t weights_each() const { return channels_ * gemm::kRows + gemm::kWidth; }
-  int64_t block_weights() const { return kTileElements * weights_each(); }
-  int64_t transformed_each() const { return chunk_ * block_ + gemm::kPanel; }  // of an element of a tile; the last vectors reach beyond
+  int64_t all_tiles() const { return l_.batch * tiles_.count(); }
+  int64_t tiles_of(int64_t block) const { return std::min(block_, all_tiles() - block * block_); }
+  int64_t chunks() const { return divided_up(channels_, chunk_); }
+  int64_t channels_of(int64_t chunk) const { return std::min(chunk_, channels_ - chunk * chunk_); }
+  // Floats that kRows outputs of so many channels take: no power of two for an element of a tile, since all 16 are written at a time.
+  static int64_t weights_each(int64_t channels) { return channels * gemm::kRows + gemm::kWidth; }
+  static int64_t weights_of(int64_t channels) { return kTileElements * weights_each(channels); }
+  // The same of a block of tiles and a chunk of channels; the last vectors reach beyond.
+  int64_t transformed_each() const { return chunk_ * block_ + gemm::kPanel; }
+  int64_t transformed() const { return kTileElements * transformed_each(); }
+  int64_t prepared() const { return shares_x_ ? transformed() : weights_of(channels_); }
   Plane plane_of(const std::byte* x, int64_t n, int64_t channel) const {
     const int64_t at = backwards_ ? l_.y_at(n, 0, channel) : l_.x_at(n, 0, channel);
     return {x_, x + at * bytes_each<float>(x_)};
   }
 
+  void transform_x(const Operands& operands, int64_t block, int64_t chunk, float* to, std::byte* workspace) const {
+    const int64_t first = chunk * chunk_;
+    for (int64_t i = 0; i < channels_of(chunk); ++i) {
+      for_samples(block * block_, tiles_of(block), tiles_.count(), [&](int64_t n, int64_t begin, int64_t end, int64_t at) {
+        const int64_t next = std::min(first + i + 1, channels_ - 1);
+        tiles_.transform(plane_of(operands.from, n, first + i), plane_of(operands.from, n, next), begin, end,
+                         reinterpret_cast<float*>(workspace + room_at_), to + i * block_ + at, transformed_each());
+      });
+    }
+  }
+
+  // w of a task's outputs and a chunk of channels, in the order in which it lies in memory.
+  void transform_outputs(const Operands& operands, int64_t output, int64_t outputs, int64_t chunk, float* to) const {
+    const int64_t each = backwards_ ? 1 : channels_of(chunk);
+    for (int64_t i = 0; i < channels_of(chunk); i += each) {
+      for (int64_t r = 0; r < outputs; r += gemm::kRows)
+        transform_weights(operands, output + r, chunk * chunk_ + i, each, to + r / gemm::kRows * weights_of(chunk_) + i * gemm::kRows,
+                          chunk_);
+    }
+  }
+
+  // G w G' of kRows outputs from `output` on and of `count` channels, where an element of a tile has room for `most` channels.
+  void transform_weights(const Operands& operands, int64_t output, int64_t channel, int64_t count, float* to, int64_t most) const {
+    const int64_t rows = std::min<int64_t>(gemm::kRows, outputs_ - output);
+    const int64_t row = kTaps * (backwards_ ? 1 : channels_), channel_step = kTaps * (backwards_ ? outputs_ : 1);
+    const Plane weights(w_, operands.w);
+    for (int64_t i = 0; i < count; ++i) {
+      const int64_t at = output * row + (channel + i) * channel_step;
+      float some[kSide * kTaps] = {}, g[kTaps * kSide];  // [output][tap]; [tap][output]
+      const float* from = weights.floats() ? weights.floats() + at : some;
+      int64_t from_row = row;
+      if (!weights.floats() || output + kSide > outputs_) {
+        for (int64_t r = 0; r < rows; ++r) weights.read(at + r * row, kTaps, some + r * kTaps);
+        from = some;
+        from_row = kTaps;
+      }
+      transpose8(from, from_row, g, kSide);
+      for (int64_t r = 0; r < kSide; ++r) g[8 * kSide + r] = from[r * from_row + 8];
+      filter(g, to + i * gemm::kRows, weights_each(most));
+    }
+  }
+
   // G w G' of kSide outputs, side by side. Where a block has fewer, the rest comes to where the next channel's are made afterwards.
-  void transform_weights(const float* g, float* to) const {
+  void filter(const float* g, float* to, int64_t each) const {
     const auto tap = [&](int64_t t) { return _mm256_loadu_ps(g + (backwards_ ? kTaps - 1 - t : t) * kSide); };
     const auto column = [half = _mm256_set1_ps(0.5f)](__m256 g0, __m256 g1, __m256 g2) {
       const __m256 sum = g0 + g2;
@@ -293,21 +346,22 @@ class WinogradSums {
     const Column down[] = {column(tap(0), tap(3), tap(6)), column(tap(1), tap(4), tap(7)), column(tap(2), tap(5), tap(8))};
     for (int i = 0; i < 4; ++i) {
       const Column row = column(down[0].of[i], down[1].of[i], down[2].of[i]);
-      for (int j = 0; j < 4; ++j, to += weights_each()) _mm256_storeu_ps(to, row.of[j]);
+      for (int j = 0; j < 4; ++j, to += each) _mm256_storeu_ps(to, row.of[j]);
     }
   }
 
   // The 16 products of some outputs and a panel of tiles: [element of a tile][output][tile].
   void multiply_tiles(const float* weights, int64_t channels, const float* transformed, int64_t width, float* products) const {
     const gemm::MicroKernel kernel = gemm::Fused::kernel(gemm::kRows, width);
+    const int64_t weights_step = weights_each(shares_x_ ? chunk_ : channels_);
     for (int64_t i = 0; i < kTileElements; ++i, products += kPiece)
-      kernel(micro_of(weights + i * weights_each(), 1, gemm::kRows, transformed + i * transformed_each(), block_, channels, products,
+      kernel(micro_of(weights + i * weights_step, 1, gemm::kRows, transformed + i * transformed_each(), block_, channels, products,
                       gemm::kPanel));
   }
 
   // A' of the products: the tiles of y, each of their four elements in a row.
   void join(const float* products, int64_t width, int64_t outputs, bool adds, float* sums) const {
-    for (int64_t r = 0; r < outputs; ++r, products += gemm::kPanel, sums += kOutputs * block_) {
+    for (int64_t r = 0; r < outputs; ++r, products += gemm::kPanel, sums += kOutputs * sums_row_) {
       for (int64_t j = 0; j < width; j += gemm::kWidth) {
         gemm::Vector upper[4], lower[4];
 #pragma GCC unroll 4
@@ -318,7 +372,7 @@ class WinogradSums {
           lower[i] = (m1 - m2) - at(3);
         }
         const auto put = [&](int64_t i, gemm::Vector sum) {
-          float* const to = sums + i * block_ + j;
+          float* const to = sums + i * sums_row_ + j;
           gemm::store(to, adds ? gemm::load(to) + sum : sum);
         };
         put(0, upper[0] + (upper[1] + upper[2]));
@@ -332,7 +386,7 @@ class WinogradSums {
   // The tiles of an output to its planes.
   void store(const Operands& operands, int64_t output, int64_t first, int64_t count, float* sums, std::byte* workspace) const {
     bool is_finite = true;
-    for (int64_t i = 0; i < kOutputs; ++i) is_finite &= !has_infinity(sums + i * block_, count, false);
+    for (int64_t i = 0; i < kOutputs; ++i) is_finite &= !has_infinity(sums + i * sums_row_, count, false);
     const int64_t across = windows_.w.out;
     for_samples(first, count, tiles_.count(), [&](int64_t n, int64_t begin, int64_t end, int64_t at) {
       const int64_t plane = backwards_ ? l_.x_at(n, 0, output) : l_.y_at(n, 0, output);
@@ -340,7 +394,7 @@ class WinogradSums {
       tiles_.rows(begin, end, [&](int64_t row, int64_t from, int64_t until, int64_t tile) {
         const int64_t columns = std::min(2 * until, across) - 2 * from;
         for (int64_t i = 2 * row; i < std::min(2 * row + 2, windows_.h.out); ++i) {
-          float* const made = sums + i % 2 * 2 * block_ + at + tile;
+          float* const made = sums + i % 2 * 2 * sums_row_ + at + tile;
           if (!is_finite) make_by_definition(operands, n, output, i, 2 * from, columns, made);
           join_row(made, columns, to.from(i, 2 * from), reinterpret_cast<float*>(workspace + room_at_));
         }
@@ -351,7 +405,7 @@ class WinogradSums {
   // A row of y of `columns` elements from those of its tiles. some: room for it
   void join_row(const float* made, int64_t columns, const Result<float>& to, float* some) const {
     const bool is_own = y_ == Element::own;
-    gemm::join_even_odd(made, made + block_, columns, is_own ? to.own() : some);
+    gemm::join_even_odd(made, made + sums_row_, columns, is_own ? to.own() : some);
     if (!is_own) store_rows(some, columns, to, 1, columns);
   }
 
@@ -360,7 +414,7 @@ class WinogradSums {
                           float* made) const {
     const float bias = operands.bias ? operands.bias[l_.first + output] : 0;
     for (int64_t j = 0; j < columns; ++j) {
-      float& to = made[j % 2 * block_ + j / 2];
+      float& to = made[j % 2 * sums_row_ + j / 2];
       if (!std::isfinite(to)) to = element_at(operands.from, operands.w, bias, n, output, i, from + j);
     }
   }
@@ -380,12 +434,13 @@ class WinogradSums {
   }
 
   Layout l_;
-  bool backwards_ = false, applies_ = false;
+  bool backwards_ = false, applies_ = false, shares_x_ = false;
   Element x_ = Element::own, w_ = Element::own, y_ = Element::own;
   Windows windows_;  // of y over x; of dx over dy
   WinogradTiles tiles_;
-  int64_t channels_ = 0, outputs_ = 0, chunk_ = 0;   // those that are summed, those that are made; summed at a time
-  int64_t block_ = 0, task_outputs_ = 0, down_ = 0;  // of a task: tiles, outputs; tasks of the same tiles
+  int64_t channels_ = 0, outputs_ = 0, chunk_ = 0;  // those that are summed, those that are made; summed at a time
+  int64_t block_ = 0, blocks_ = 0, sums_row_ = 0;   // tiles of a block; blocks; tiles of a task
+  int64_t task_outputs_ = 0, down_ = 0;             // outputs of a task; tasks of the same tiles
   int64_t products_at_ = 0, sums_at_ = 0, room_at_ = 0, bytes_ = 0;
 };
 

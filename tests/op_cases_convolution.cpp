@@ -84,6 +84,8 @@ void conv_cases(std::vector<OpCase>& cases) {
       {"depthwise_wide_pads", 1, 3, 3, 3, {4, 5}, {{3, 2}, {2, 2}, {5, 3, 4, 4}}},
       {"depthwise_long", 2, 18, 18, 18, {2600}, {{5}, {}, {1100, 2}}, true},  // several strips, one of padding alone
       {"depthwise_long_strides", 1, 3, 3, 3, {2600}, {{4}, {3}, {2, 1}}},
+      {"few_tiles", 4, 150, 83, 1, {7, 7}, {{3, 3}, {}, {1, 1, 1, 1}}, true},  // and many channels
+      {"few_uneven_tiles", 5, 90, 101, 1, {5, 9}, {{3, 3}, {}, {1, 1, 1, 1}}},
       {"images_blocks", 4, 8, 400, 1, {14, 14}, {{3, 3}, {}, {1, 1, 1, 1}}},  // sums over channels of y in two blocks
       {"images_shared_pads", 2, 16, 24, 1, {29, 28}, {{3, 3}, {}, {1, 1, 1, 1}}},
       {"images_plain", 3, 96, 80, 2, {14, 14}, {{1, 1}}, true},

@@ -303,7 +303,7 @@ TEST(Parts, OfConvolutionsHaveTheBitsOfTheWhole) {
       {.why = "products as large as dx", .x = {1, 32, 8, 8}, .w = {520, 32, 2, 2}, .strides = {2, 2}},
       {.why = "large planes", .x = {2, 16, 30, 30}, .w = {512, 16, 3, 3}, .put_together = true},
       {.why = "one axis", .x = {3, 24, 50}, .w = {900, 24, 5}, .bias = true},
-      {.why = "pieces of the batch", .x = {16, 16, 4, 4}, .w = {512, 16, 3, 3}, .pads = {1, 1, 1, 1}},
+      {.why = "pieces of the batch", .x = {16, 16, 4, 4}, .w = {512, 16, 3, 3}, .pads = {1, 1, 1, 1}, .put_together = true},
       {.why = "dilations, many channels", .x = {2, 96, 9, 8}, .w = {1100, 96, 3, 2}, .strides = {2, 1}, .dilations = {2, 3}},
   };
   Workers workers(2);

@@ -85,7 +85,7 @@ template <typename Way>
 void run(const Way& way, const std::byte* read, const std::byte* w, const float* bias, std::byte* made, const float* before = nullptr) {
   std::vector<float> shared(static_cast<size_t>(way.shared_bytes() / 4), NAN), place(static_cast<size_t>(way.bytes() / 4), NAN);
   const Operands operands{.from = read, .w = w, .to = made, .shared = shared.data(), .bias = bias, .before = before};
-  for (int64_t i = 0; i < way.preparations(); ++i) way.prepare(operands, i);
+  for (int64_t i = 0; i < way.preparations(); ++i) way.prepare(operands, i, nullptr);
   for (int64_t task = way.tasks() - 1; task >= 0; --task) way.run(operands, task, reinterpret_cast<std::byte*>(place.data()));
 }
 

@@ -166,14 +166,15 @@ double input_efficiency(const KernelSpec& spec, int) {
   return share_of(spec, l.out_channels, 24);
 }
 
-// Between parts the products are kept. Where they take more memory than the weight, the weight is put together instead.
+// Between parts the products are kept. Where they take more memory than the weight, or there are none (Winograd's filtering), the weight is
+// put together instead.
 int64_t rows_of_input_parts(const Graph& graph, const Node& node, size_t input) {
   const int64_t rows = rows_of_parts(graph, node, input);
   if (rows == 0) return 0;
   const Value& w = graph.value(node.inputs[1]);
   const Layout l = whole_layout(node.attributes, shape_of(node.attributes), w.shape);
   const int64_t bytes = l.batch * l.products() * size_of(compute_type(graph.value(node.outputs[0]).dtype));
-  return bytes <= w.type().bytes() ? rows : 0;
+  return bytes <= w.type().bytes() && !takes_winograd(l) ? rows : 0;
 }
 PartNode input_share(const Graph&, const Node& node, size_t, ValueId part, const RowRange& rows, ValueId before) {
   return {"ConvInputGrad", {node.inputs[0], part, before}, attributes_of_part(node, rows, "total", rows.total)};

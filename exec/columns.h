@@ -1,4 +1,4 @@
-// The columns of a convolution: each window's elements, one below the other, so that a convolution is a matrix product.
+// im2col and col2im: each window's elements as one column, so that a convolution is a matrix product.
 
 #pragma once
 

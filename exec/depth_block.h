@@ -11,8 +11,8 @@ namespace ort_train {
 inline constexpr int64_t kDepthBlock = 384;      // rows at most; a panel of 48 columns then takes 72 KiB of the second-level cache
 inline constexpr int64_t kLeastDepthBlock = 64;  // and at least; all are multiples of it. Each block's sum is added to C, which takes time
 
-// Rows of a block. `columns`: of a float32 matrix of so many rows as the depth, which may be divided between blocks; they shouldn't be more
-// than 8 MiB. 0: nothing is divided.
+// Rows of a block. `columns`: of the float32 weight (depth x columns) that may be divided between blocks, which keeps a block within 8 MiB;
+// 0: it isn't divided.
 constexpr int64_t depth_block(int64_t depth, int64_t columns = 0) {
   constexpr int64_t kElements = int64_t{2} << 20;
   const auto up = [](int64_t rows) { return (rows + kLeastDepthBlock - 1) / kLeastDepthBlock * kLeastDepthBlock; };

@@ -44,7 +44,7 @@ inline Vector multiply(Vector a, Vector b) { return _mm256_mul_ps(a, b); }
 #endif
 inline constexpr int kPanel = kVectors * kWidth;  // columns
 
-// What a micro-kernel computes: so many rows and columns of C as it was chosen for. Steps are in words.
+// Operands of a micro-kernel. Its numbers of rows and columns are fixed by which kernel is chosen. Steps are in words.
 struct Micro {
   int64_t depth;
   int64_t skipped;  // the first words of the depth that count as zeros; where a Unit aligns them
@@ -55,8 +55,8 @@ struct Micro {
   const void* b;     // a packed panel, or B itself
   int64_t b_depth;   // in its elements, from a word to the next
   float* panel;      // where a packing kernel leaves the panel
-  // Lines that come into the second-level cache, one an iteration, four iterations at a time: each so many bytes on from the last, the
-  // first of the next four so many. Equal ones cost nothing; none faults.
+  // L2 prefetch, one line per iteration, in groups of four: `prefetch_within` bytes between the lines of a group, `prefetch_step` from one
+  // group's first line to the next group's. Repeating a line costs nothing; a bad address doesn't fault.
   const std::byte* prefetch;
   int64_t prefetch_within = 0, prefetch_step = 0;
   float* c;

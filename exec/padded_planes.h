@@ -1,4 +1,4 @@
-// Planes of x with their padding, as a convolution reads them without columns (exec/direct_convolution.h).
+// Planes of x with their padding, as a convolution reads them without im2col (exec/direct_convolution.h).
 //
 // Of a channel some rows are copied, divided into one plane for each phase of the strides: element (i, j) of phase (p, q) is that at
 // (i * stride + p, j * stride + q) of the padded x. So what a tap reads for neighbouring windows lies side by side, at an offset from the

@@ -72,7 +72,7 @@ inline Windows windows_of(const Attributes& attributes, const Shape& x) {
     WindowAxis axis{
         .in = x[2 + i], .kernel = kernel[i], .stride = strides[i], .begin = pads[i], .end = pads[axes + i], .dilation = dilations[i]};
     const int64_t room = axis.in + axis.begin + axis.end - (axis.dilation * (axis.kernel - 1) + 1);
-    if (room < 0)
+    if (ceil ? room <= -axis.stride : room < 0)  // a window that is cut short at the end is one, too
       throw error(ErrorCode::unsupported, "its window of {} elements in steps of {} is larger than the padded axis {} of {}", axis.kernel,
                   axis.dilation, 2 + i, to_string(x));
     axis.out = (ceil ? room + axis.stride - 1 : room) / axis.stride + 1;

@@ -8,7 +8,7 @@
 // all samples, so that even small planes fill vectors. All is float32; elements of 16 bits become that as they are read. Sums have other
 // bits than those of products with columns, and similar errors: the transforms of x only add, those of w multiply by a half.
 //
-// In a tile that reads an infinite number all elements of y come out as no numbers, which windows that don't read it have no part in.
+// In a tile that reads an infinite number all elements of y come out as NaN, which windows that don't read it have no part in.
 // Elements of y or dx that aren't finite are therefore made again by the definition. dw, whose elements sum over all windows, isn't.
 
 #pragma once
@@ -162,7 +162,7 @@ inline gemm::Micro micro_of(const float* a, int64_t a_row, int64_t a_depth, cons
 // y, or dx: the same with the channels of y in place of those of x, and the taps from the last to the first.
 //
 // A task is a block of tiles, or some of them, of some outputs: channels are summed in chunks, each chunk's tiles of products joined to
-// tiles of y, in which the chunks are added upwards. Of the operands, transformed, what has fewer elements is shared by all tasks:
+// tiles of y, in which the chunks are added upwards. Of the operands, transformed, all tasks share one (x, where tiles are few):
 //
 //   w   [kRows outputs][element of a tile][channel][output]. A task has one block of tiles, and transforms x of it
 //   x   [block of tiles][chunk][element of a tile][channel][tile]. A task has all blocks, and transforms w of its outputs
@@ -248,7 +248,7 @@ class WinogradSums {
     }
     tiles_ = WinogradTiles(windows_);
     chunk_ = divided_up(channels_, divided_up(channels_, kChunk));
-    shares_x_ = l.batch * tiles_.count() < outputs_;
+    shares_x_ = all_tiles() < 2 * outputs_ && kTileElements * channels_ * all_tiles() * int64_t{sizeof(float)} <= kSharedBytes;
     if (shares_x_) {
       block_ = gemm::kPanel;
       blocks_ = divided_up(all_tiles(), block_);
@@ -319,9 +319,11 @@ class WinogradSums {
   void transform_weights(const Operands& operands, int64_t output, int64_t channel, int64_t count, float* to, int64_t most) const {
     const int64_t rows = std::min<int64_t>(gemm::kRows, outputs_ - output);
     const int64_t row = kTaps * (backwards_ ? 1 : channels_), channel_step = kTaps * (backwards_ ? outputs_ : 1);
+    constexpr int64_t kAhead = 4;  // channels: they are far apart where outputs lie side by side
     const Plane weights(w_, operands.w);
     for (int64_t i = 0; i < count; ++i) {
       const int64_t at = output * row + (channel + i) * channel_step;
+      if (backwards_ && channel + i + kAhead < channels_) weights.fetch(at + kAhead * channel_step, rows * kTaps);
       float some[kSide * kTaps] = {}, g[kTaps * kSide];  // [output][tap]; [tap][output]
       const float* from = weights.floats() ? weights.floats() + at : some;
       int64_t from_row = row;

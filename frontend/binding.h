@@ -22,7 +22,7 @@ inline constexpr const char* kLengthField = "attention_mask";
 // The size of a dimension of DeclaredInput::dims that the file fixes.
 std::optional<int64_t> fixed_size(const std::string& dim);
 
-// What of the options is the importer's, but for what has to be bound.
+// The importer's options, without bound inputs.
 ImportOptions import_options(const Options& options);
 
 struct FedInput {

@@ -19,7 +19,7 @@ constexpr int64_t whole(int64_t bytes, int64_t unit) { return (bytes + unit - 1)
 // 18.3 of it is there before a model is read, 13 are pages of code, of which another kernel may map more at a time; 1.5 come after the
 // plan is made. Since then 2.1 have come to all of these: the libraries of the linear solver; and 1 to 5 with Linux 6.18, which maps more
 // of a file at a time, the more the larger the pieces are that it has in its cache.
-int64_t reserve_for(const ProcessFootprint& job) {
+int64_t reserve_for(const ProcessFootprint& footprint) {
   constexpr int64_t kProcess = 26 * kMB;     // code and data of the program and its libraries
   constexpr int64_t kLibrary = 5 * kMB;      // what a first trainer adds to a process; buffers of checkpoint and export; headroom
   constexpr int64_t kThread = kMB / 2;       // stack, allocator arena, scheduler
@@ -28,16 +28,17 @@ int64_t reserve_for(const ProcessFootprint& job) {
   constexpr int64_t kFileNode = 1 << 10;     // while importing
   constexpr int64_t kTensor = 2 << 10;       // places in files, headers of checkpoints
   constexpr int64_t kDisk = 8 * kMB;         // an engine with its threads and rings, checksums, a longer program
-  const int64_t bytes = (job.whole_process ? kProcess : 0) + kLibrary + kThread * job.threads + kInstruction * job.instructions +
-                        kKernel * job.kernels + kFileNode * job.file_nodes + kTensor * job.parameters + job.constant_bytes +
-                        job.data_bytes + job.merging_bytes + (job.disk ? kDisk : 0);
+  const int64_t bytes = (footprint.whole_process ? kProcess : 0) + kLibrary + kThread * footprint.threads +
+                        kInstruction * footprint.instructions + kKernel * footprint.kernels + kFileNode * footprint.file_nodes +
+                        kTensor * footprint.parameters + footprint.constant_bytes + footprint.data_bytes + footprint.merging_bytes +
+                        (footprint.disk ? kDisk : 0);
   return whole(bytes, kMB);
 }
 
 // Measured beside the reserve of a job with a disk: 6, 14 and 28 MB for 6,500, 9,800 and 13,000 instructions with next to no tensors.
-int64_t planning_bytes(const ProcessFootprint& job) {
+int64_t planning_bytes(const ProcessFootprint& footprint) {
   constexpr int64_t kInstruction = 5 << 9;
-  return job.whole_process && job.disk ? whole(kInstruction * job.instructions, kMB) : 0;
+  return footprint.whole_process && footprint.disk ? whole(kInstruction * footprint.instructions, kMB) : 0;
 }
 
 int64_t raised_reserve(int64_t reserve, int64_t resident, bool is_planned) {

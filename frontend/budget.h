@@ -25,9 +25,9 @@ struct ProcessFootprint {
   int64_t merging_bytes = 0;   // what adding an adapter to its weight takes (frontend/adapters.h)
 };
 
-int64_t reserve_for(const ProcessFootprint& job);
+int64_t reserve_for(const ProcessFootprint& footprint);
 // What planning takes beside that, while the arena isn't there yet: no budget of a whole process may leave less for the arena.
-int64_t planning_bytes(const ProcessFootprint& job);
+int64_t planning_bytes(const ProcessFootprint& footprint);
 // The reserve, raised if the process is already larger than it allows. `resident` is without the arena. What is yet to come is more
 // before there is a plan: pages of code come in pieces of a size that the kernel chooses, so that two runs differ by 1 MB, and a job at
 // the smallest budget that another run has named must still fit.

@@ -25,6 +25,26 @@ void check_options(const Options& options) {
     return error(ErrorCode::usage, "`{}` {}: {}", name, value, wanted);
   };
   if (options.model.empty()) throw error(ErrorCode::usage, "no model is given");
+  for (const auto& [name, path] : {std::pair("model", &options.model),
+                                   {"data", &options.data},
+                                   {"teacher", &options.teacher},
+                                   {"loss_model", &options.loss_model},
+                                   {"nvme_path", &options.nvme_path},
+                                   {"profile", &options.profile},
+                                   {"autocast_list", &options.autocast_list},
+                                   {"output_dir", &options.output_dir},
+                                   {"adapter", &options.adapter},
+                                   {"resume_from_checkpoint", &options.resume_from_checkpoint},
+                                   {"log_file", &options.log_file},
+                                   {"plan_json", &options.plan_json},
+                                   {"plan_svg", &options.plan_svg},
+                                   {"dump_problem", &options.dump_problem},
+                                   {"save_gradients", &options.save_gradients},
+                                   {"save_optimizer_state", &options.save_optimizer_state},
+                                   {"op_times", &options.op_times}}) {
+    if (path->find('\0') != std::string::npos)
+      throw error(ErrorCode::usage, "`{}` {}: holds a zero character, which no path has", name, path->substr(0, path->find('\0')));
+  }
   if (make_schedule(options.lr_scheduler_type, options.lr_scheduler_kwargs).follows_loss() && options.eval_steps == 0)
     throw refuse("lr_scheduler_type", options.lr_scheduler_type, "follows the held-out loss: it needs evaluations (`eval_steps`)");
   check_groups(options);
@@ -93,6 +113,7 @@ void check_options(const Options& options) {
   if (!options.dump_problem.empty() && gpu_number(options.device) >= 0)
     throw error(ErrorCode::usage, "`dump_problem` writes what a plan for the CPU with a disk solves: use `device` cpu for it");
   if (options.nvme_budget < 0) throw refuse("nvme_budget", options.nvme_budget, "is negative");
+  if (options.nvme_endurance < 0) throw refuse("nvme_endurance", options.nvme_endurance, "is negative");
   if (!options.nvme_path.empty() && !std::filesystem::is_directory(options.nvme_path))
     throw error(ErrorCode::io, "`nvme_path` {}: is no folder", options.nvme_path);
   if (options.nvme_budget > 0 && options.nvme_path.empty())
@@ -102,6 +123,13 @@ void check_options(const Options& options) {
   if (options.threads > kMostThreads) throw refuse("threads", options.threads, "is more than 1,024");
   constexpr int64_t kMostSteps = int64_t{1} << 53;  // counted in double too
   if (options.max_steps > kMostSteps) throw refuse("max_steps", options.max_steps, "is more than can be counted");
+  constexpr int64_t kMostSamples = int64_t{1} << 31;  // their products are counted in 64 bits
+  for (const auto& [name, value] : {std::pair("batch_size", options.batch_size),
+                                    {"gradient_accumulation_steps", options.gradient_accumulation_steps},
+                                    {"base_batch_size", options.base_batch_size},
+                                    {"predict_batch_size", options.predict_batch_size}}) {
+    if (value > kMostSamples) throw refuse(name, value, "is more than can be counted");
+  }
   constexpr std::string_view kOptional[] = {"simplify",          "fuse_normalization", "fuse_gelu",     "fuse_attention",  "simplify_again",
                                             "backward_simplify", "early_updates",      "join_adapters", "fuse_elementwise"};
   for (const std::string& pass : options.skip_passes) {
@@ -119,16 +147,18 @@ void check_options(const Options& options) {
   // Which list a 16-bit model may have is known when it has been read.
   number_types(options, options.autocast_list.empty() ? DType::float32 : DType::bfloat16);
   if (!(options.learning_rate >= 0) || !std::isfinite(options.learning_rate))
-    throw refuse("learning_rate", options.learning_rate, "has to be 0 or more");
+    throw refuse("learning_rate", options.learning_rate, "has to be 0 or more, and finite");
   if (!(options.weight_decay >= 0 && std::isfinite(options.weight_decay)))
     throw refuse("weight_decay", options.weight_decay, "has to be 0 or more, and finite");
-  if (!(options.max_grad_norm >= 0)) throw refuse("max_grad_norm", options.max_grad_norm, "is negative (0: no clipping)");
+  if (!(options.max_grad_norm >= 0)) throw refuse("max_grad_norm", options.max_grad_norm, "has to be 0 or more (0: no clipping)");
+  if (options.max_grad_norm > 0 && options.max_grad_norm < std::numeric_limits<float>::min())
+    throw refuse("max_grad_norm", options.max_grad_norm, "is too small for a float32 (0: no clipping)");
   if (options.clip_per_layer && options.max_grad_norm == 0)
     throw error(ErrorCode::usage, "`clip_per_layer`: goes with `max_grad_norm`, which is 0");
   if (options.gradient_accumulation_steps < 1)
     throw refuse("gradient_accumulation_steps", options.gradient_accumulation_steps, "is at least 1");
-  if (options.max_steps <= 0 && !(options.num_train_epochs > 0))
-    throw refuse("num_train_epochs", options.num_train_epochs, "is not positive");
+  if (options.max_steps <= 0 && !(options.num_train_epochs > 0 && options.num_train_epochs <= kMostSteps))
+    throw refuse("num_train_epochs", options.num_train_epochs, "has to be positive, and no more than can be counted");
   if (options.eval_steps < 0) throw refuse("eval_steps", options.eval_steps, "is negative");
   if (options.eval_batches < 0) throw refuse("eval_batches", options.eval_batches, "is negative");
   if (options.save_steps < 0) throw refuse("save_steps", options.save_steps, "is negative");

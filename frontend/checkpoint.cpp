@@ -326,6 +326,80 @@ std::optional<Algorithms> saved_algorithms(const std::string& folder, const std:
   return read_from_manifest(folder, "algorithms", [](const Json& json) { return json.get<Algorithms>(); }).value_or(Algorithms{});
 }
 
+namespace {
+
+using Settings = std::map<std::string, std::string>;
+
+std::string setting(const Settings& settings, const char* name) {
+  const auto found = settings.find(name);
+  return found == settings.end() ? std::string() : found->second;
+}
+
+// Whether the tensors of a checkpoint, of these settings and of the `model`, are those of the run. Throws Error(usage) that says what
+// isn't.
+void check_settings(const std::string& path, const Settings& saved, const std::string& model, const CheckpointContent& content) {
+  const Settings& now = content.settings;
+  const auto differs = [&](const char* name) { return setting(now, name) != setting(saved, name); };
+  const auto shown = [](const Settings& settings, const char* name, const char* none, const char* some = "") {
+    const std::string text = setting(settings, name);
+    return text.empty() ? std::string(none) : some + text;
+  };
+  if (differs("adapters"))
+    throw error(ErrorCode::usage,
+                "{}: was saved with {}, not {}: give it the same adapters (`lora_rank`, `lora_target`, `use_dora`, `ia3_target`)", path,
+                shown(saved, "adapters", "no adapters", "adapters of "), shown(now, "adapters", "none", "of "));
+  if (differs("control"))
+    throw error(ErrorCode::usage, "{}: was saved with {}, not {}: give it the same `control` and `control_input`", path,
+                shown(saved, "control", "no copied blocks", "a copy of "), shown(now, "control", "none", "of "));
+  if (differs("train_freeze"))
+    throw error(ErrorCode::usage, "{}: was saved by a run that trains other tensors: give it the same `train` and `freeze`", path);
+  if (differs("base_dtype"))
+    throw error(ErrorCode::usage,
+                "{}: was saved by a run whose frozen weights are stored as {}, not {}: give it the same `base_dtype` and `base_target`",
+                path, shown(saved, "base_dtype", "they come"), shown(now, "base_dtype", "they come"));
+  // Before the model: which weights are packed depends on the optimizer.
+  if (now.contains("optim") && differs("optim"))
+    throw error(ErrorCode::usage, "{}: was saved with `optim` {}, not {}: its optimizer state can't be used", path, setting(saved, "optim"),
+                setting(now, "optim"));
+  if (model == content.model) return;
+  for (const char* name : {"param_groups", "layer_decay", "lora_plus_ratio"}) {  // so does it on the groups
+    if (now.contains(name) && differs(name))
+      throw error(
+          ErrorCode::usage,
+          "{}: was saved with `{}` {}, not {}: small weights of a group are one tensor there; give it the same groups (their learning "
+          "rates and weight decays may be others)",
+          path, name, shown(saved, name, "none"), shown(now, name, "none"));
+  }
+  for (const char* name : {"precision", "clip_per_layer"}) {  // and on the weights' types, and how their gradients are clipped
+    if (now.contains(name) && differs(name) && !setting(saved, name).empty())
+      throw error(ErrorCode::usage, "{}: was saved with `{}` {}, not {}: its tensors have other types, or are packed otherwise", path, name,
+                  setting(saved, name), setting(now, name));
+  }
+  throw error(ErrorCode::usage, "{}: is the checkpoint of another model: its parameters have other names, types or shapes", path);
+}
+
+// The tensors of a checkpoint into the content's. prepare: BeforeLoad without the folder
+template <typename Prepare>
+void load_tensors(const Candidate& candidate, const CheckpointContent& content, const std::string& nvme_path, Prepare&& prepare) {
+  const std::string& path = candidate.folder.path;
+  const Json &manifest = candidate.manifest, &parts = manifest.at("parts");
+  if (manifest.contains("slots")) {
+    const Json& slots = manifest.at("slots");
+    const SlotTable table = slots_of(slots);
+    const std::string file = find_state_file(table, path, nvme_path);
+    const bool in_place = prepare(&table, file);
+    check_unchanged(path, manifest, content);
+    return read_slots(file, table, slots, parts, content, in_place);
+  }
+  prepare(nullptr, std::string());
+  check_unchanged(path, manifest, content);
+  const Json& files = manifest.at("files");
+  read_tensors((fs::path(path) / kWeightsFile).string(), files.at(kWeightsFile), parts, content.weights);
+  read_tensors((fs::path(path) / kOptimizerFile).string(), files.at(kOptimizerFile), parts, content.optimizer);
+}
+
+}  // namespace
+
 Loaded load_checkpoint(const std::string& output_dir, const CheckpointContent& content, const Note& note, const std::string& nvme_path,
                        const BeforeLoad& before, const std::string& only) {
   std::string broken;                      // why the newest of them is
@@ -347,90 +421,28 @@ Loaded load_checkpoint(const std::string& output_dir, const CheckpointContent& c
   std::vector<Candidate> candidates = find_candidates(folders, skip);
   std::erase_if(candidates, [](const Candidate& candidate) { return candidate.run < 0; });
   for (const Candidate& candidate : candidates) {
-    Loaded loaded{.state = {}, .path = candidate.folder.path, .settings = {}};
+    const std::string& path = candidate.folder.path;
     bool preparing = false;
-    const auto prepare = [&](const SlotTable* table, const std::string& file) {
-      preparing = true;
-      const bool in_place = before && before(table, file, candidate.folder.path);
-      preparing = false;
-      return in_place;
-    };
     try {
-      candidate.manifest.at("settings").get_to(loaded.settings);
-      const auto saved_with = [&](const char* name) { return loaded.settings.contains(name) ? loaded.settings.at(name) : std::string(); };
-      const auto adapters = content.settings.find("adapters");
-      if (const std::string now = adapters == content.settings.end() ? std::string() : adapters->second; now != saved_with("adapters")) {
-        throw error(ErrorCode::usage,
-                    "{}: was saved with {}, not {}: give it the same adapters (`lora_rank`, `lora_target`, `use_dora`, `ia3_target`)",
-                    candidate.folder.path, saved_with("adapters").empty() ? "no adapters" : "adapters of " + saved_with("adapters"),
-                    now.empty() ? "none" : "of " + now);
-      }
-      const auto control = content.settings.find("control");
-      if (const std::string now = control == content.settings.end() ? std::string() : control->second; now != saved_with("control")) {
-        throw error(ErrorCode::usage, "{}: was saved with {}, not {}: give it the same `control` and `control_input`",
-                    candidate.folder.path, saved_with("control").empty() ? "no copied blocks" : "a copy of " + saved_with("control"),
-                    now.empty() ? "none" : "of " + now);
-      }
-      const auto chosen = content.settings.find("train_freeze");
-      if ((chosen == content.settings.end() ? std::string() : chosen->second) != saved_with("train_freeze")) {
-        throw error(ErrorCode::usage, "{}: was saved by a run that trains other tensors: give it the same `train` and `freeze`",
-                    candidate.folder.path);
-      }
-      if (const auto base = content.settings.find("base_dtype");
-          (base == content.settings.end() ? std::string() : base->second) != saved_with("base_dtype")) {
-        throw error(ErrorCode::usage,
-                    "{}: was saved by a run whose frozen weights are stored as {}, not {}: give it the same `base_dtype` and `base_target`",
-                    candidate.folder.path, saved_with("base_dtype").empty() ? "they come" : saved_with("base_dtype"),
-                    base == content.settings.end() ? "they come" : base->second);
-      }
-      // Before the model: which weights are packed depends on the optimizer.
-      if (const auto now = content.settings.find("optim"); now != content.settings.end() && now->second != saved_with("optim")) {
-        throw error(ErrorCode::usage, "{}: was saved with `optim` {}, not {}: its optimizer state can't be used", candidate.folder.path,
-                    saved_with("optim"), now->second);
-      }
-      if (candidate.manifest.at("model").get<std::string>() != content.model) {
-        for (const char* name : {"param_groups", "layer_decay", "lora_plus_ratio"}) {  // so does it on the groups
-          if (const auto now = content.settings.find(name); now != content.settings.end() && now->second != saved_with(name))
-            throw error(ErrorCode::usage,
-                        "{}: was saved with `{}` {}, not {}: small weights of a group are one tensor there; give it the same groups (their "
-                        "learning rates and weight decays may be others)",
-                        candidate.folder.path, name, saved_with(name).empty() ? "none" : saved_with(name),
-                        now->second.empty() ? "none" : now->second);
-        }
-        for (const char* name : {"precision", "clip_per_layer"}) {  // and on the weights' types, and how their gradients are clipped
-          if (const auto now = content.settings.find(name);
-              now != content.settings.end() && now->second != saved_with(name) && !saved_with(name).empty())
-            throw error(ErrorCode::usage, "{}: was saved with `{}` {}, not {}: its tensors have other types, or are packed otherwise",
-                        candidate.folder.path, name, saved_with(name), now->second);
-        }
-        throw error(ErrorCode::usage, "{}: is the checkpoint of another model: its parameters have other names, types or shapes",
-                    candidate.folder.path);
-      }
+      Loaded loaded{.state = {}, .path = path, .settings = candidate.manifest.at("settings").get<Settings>()};
+      check_settings(path, loaded.settings, candidate.manifest.at("model").get<std::string>(), content);
       loaded.state = state_of(candidate.manifest.at("state"));
       if (loaded.state.step != candidate.folder.step && only.empty())
         throw error(ErrorCode::corrupt, "its manifest is that of step {}", loaded.state.step);
-      if (candidate.manifest.contains("slots")) {
-        const Json& slots = candidate.manifest.at("slots");
-        const SlotTable table = slots_of(slots);
-        const std::string file = find_state_file(table, candidate.folder.path, nvme_path);
-        const bool in_place = prepare(&table, file);
-        check_unchanged(candidate.folder.path, candidate.manifest, content);
-        read_slots(file, table, slots, candidate.manifest.at("parts"), content, in_place);
-        return loaded;
-      }
-      prepare(nullptr, {});
-      check_unchanged(candidate.folder.path, candidate.manifest, content);
-      const Json &files = candidate.manifest.at("files"), &parts = candidate.manifest.at("parts");
-      read_tensors((fs::path(candidate.folder.path) / kWeightsFile).string(), files.at(kWeightsFile), parts, content.weights);
-      read_tensors((fs::path(candidate.folder.path) / kOptimizerFile).string(), files.at(kOptimizerFile), parts, content.optimizer);
+      load_tensors(candidate, content, nvme_path, [&](const SlotTable* table, const std::string& file) {
+        preparing = true;
+        const bool in_place = before && before(table, file, path);
+        preparing = false;
+        return in_place;
+      });
       return loaded;
     } catch (const Error& problem) {
       if (problem.code() == ErrorCode::usage || (preparing && problem.code() != ErrorCode::corrupt)) throw;
-      skip(candidate.folder.path, problem.what(), problem.code());
+      skip(path, problem.what(), problem.code());
     } catch (const std::bad_alloc&) {
       throw;
     } catch (const std::exception& problem) {
-      skip(candidate.folder.path, problem.what());
+      skip(path, problem.what());
     }
   }
   if (failure == ErrorCode::io) throw error(ErrorCode::io, "{}: none of its checkpoints can be read ({})", where, broken);

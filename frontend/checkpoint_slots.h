@@ -17,7 +17,7 @@ nlohmann::json slots_to_json(const SlotTable& table, const CheckpointContent& co
 // Throws Error(corrupt), or nlohmann's exceptions.
 SlotTable slots_of(const nlohmann::json& json);
 
-// Where the file is now: beside the manifest, where the table says, or in the folder of the disk tier (empty: there is none).
+// Where the file is now: beside the manifest, where the table says, or in the folder `nvme_path` (empty: there is none).
 std::string find_state_file(const SlotTable& table, const std::string& checkpoint, const std::string& nvme_path);
 
 // Reads every tensor from the state file at `path`, or checks it where it is to stay there. Throws Error(corrupt).

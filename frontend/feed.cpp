@@ -153,7 +153,7 @@ void Feed::check_indices(const Slot& slot, int64_t sample, std::span<const std::
   }
 }
 
-double Feed::finish_labels(const Slot& slot, int64_t sample, std::span<std::byte> bytes) const {
+double Feed::shift_and_count_labels(const Slot& slot, int64_t sample, std::span<std::byte> bytes) const {
   const LabelSpec& labels = *slot.labels;
   const std::string& array = data_.fields()[slot.field].name;
   if (labels.kind == LabelKind::signs) {
@@ -199,9 +199,9 @@ void Feed::fill(std::span<const int64_t> samples, const Places& at, std::span<do
       if (slot.labels == nullptr)
         check_indices(slot, samples[i], to);
       else if (slot.labels->counts)
-        counted[slot.labels->loss] += finish_labels(slot, samples[i], to);
+        counted[slot.labels->loss] += shift_and_count_labels(slot, samples[i], to);
       else
-        finish_labels(slot, samples[i], to);
+        shift_and_count_labels(slot, samples[i], to);
     }
   }
 }
@@ -212,7 +212,7 @@ void Feed::count(std::span<const int64_t> samples, std::span<double> counted) {
     const auto to = std::span(label_buffer_).first(static_cast<size_t>(slot.elements * size_of(slot.dtype)));
     for (const int64_t sample : samples) {
       read(slot, sample, to);
-      counted[slot.labels->loss] += finish_labels(slot, sample, to);
+      counted[slot.labels->loss] += shift_and_count_labels(slot, sample, to);
     }
   }
 }

@@ -25,7 +25,7 @@ struct LabelSpec {
   size_t loss = 0;  // which of the job's losses
   bool causal = false;
   LabelKind kind = LabelKind::classes;
-  bool counts = true;                   // how many of its numbers are classes that aren't ignored is asked for
+  bool counts = true;                   // whether labels that aren't ignored are counted
   int64_t class_count = 0;              // class numbers are below it, or ignore_index
   std::vector<double> class_weights{};  // what a label of each class counts; empty: one
   int64_t ignore_index = -100;
@@ -57,7 +57,7 @@ class Feed {
   };
   void add(const std::string& input, const std::string& field, ValueId value, const LabelSpec* labels);
   void check_indices(const Slot& slot, int64_t sample, std::span<const std::byte> bytes) const;
-  double finish_labels(const Slot& slot, int64_t sample, std::span<std::byte> bytes) const;
+  double shift_and_count_labels(const Slot& slot, int64_t sample, std::span<std::byte> bytes) const;
   void read(const Slot& slot, int64_t sample, std::span<std::byte> to);
 
   DataSet& data_;

@@ -15,6 +15,8 @@ namespace ort_train {
 class FolderLock {
  public:
   explicit FolderLock(const std::string& folder);  // throws Error(usage) where another run has it
+  ~FolderLock() { file_.unlock(); }                // also where a child process has inherited the file
+  FolderLock(const FolderLock&) = delete;
   // False once the folder has been moved or removed, so that another run may lock one of its name.
   bool is_in_place() const { return file_.has_its_name(); }
 

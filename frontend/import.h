@@ -120,6 +120,9 @@ struct Imported {
 inline constexpr int64_t kMostInModel = (int64_t{2} << 30) - (int64_t{64} << 20);  // new nodes take some
 void place_added(ModelInfo& model, int64_t limit = kMostInModel);
 
+// Throws Error(io) where one of the model's files isn't the one that was imported, or was written to since.
+void check_model_files(const ModelInfo& model);
+
 // Places of the model's outputs that losses read, of ImportOptions::outputs.
 std::set<size_t> outputs_read_of(const Graph& graph, const std::vector<std::string>& names);
 

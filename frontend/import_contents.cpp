@@ -203,7 +203,7 @@ Verdicts find_rotary(const Evidence& evidence, const Undecided& open) {
 }
 
 Verdicts find_frequencies(const Evidence& evidence, const Undecided& open) {
-  static constexpr std::array kOps{"Mul", "MatMul", "Unsqueeze", "Reshape", "Expand", "Cast", "Identity", "Transpose"};
+  static constexpr std::array kOps{"Mul", "MatMul", "Einsum", "Unsqueeze", "Reshape", "Expand", "Cast", "Identity", "Transpose"};
   Verdicts verdicts;
   for (const size_t i : open) {
     const Subject& subject = evidence.subjects[i];

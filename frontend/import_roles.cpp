@@ -104,6 +104,7 @@ bool is_unweighted_place(const Evidence& evidence, const Use& use) {
   constexpr size_t kHidden = 5, kCell = 6;  // the initial states
   if (!use.domain.empty()) return false;
   if ((use.op_type == "Resize" || use.op_type == "Upsample") && use.input > 0) return true;  // old forms don't say so
+  if ((use.op_type == "Clip" || use.op_type == "Pow") && use.input == 0) return false;       // a temperature that is kept in bounds
   return is_one_of(use.op_type, kOps) || normalises_input(evidence, use) ||
          (is_one_of(use.op_type, kRecurrent) && (use.input == kHidden || use.input == kCell));
 }
@@ -285,7 +286,8 @@ Verdicts find_unweighted_places(const Evidence& evidence, const Undecided& open)
 }
 
 // PyTorch's exporter by tracing writes parameters as initializers, and tensors that the model's code makes as Constant nodes that it names
-// "/encoder/Constant_1_output_0": zeros to begin with, tables of positions. A file in which weights are such nodes, too, was frozen.
+// "/encoder/Constant_1_output_0": zeros to begin with, tables of positions, a filter that blurs. A file in which such nodes are weights,
+// and no initializer is one, was frozen.
 Verdicts find_constants_of_code(const Evidence& evidence, const Undecided& open) {
   // The right one of a product, whose left one may be what begins.
   const auto is_weight = [](const Subject& subject) {
@@ -294,8 +296,11 @@ Verdicts find_constants_of_code(const Evidence& evidence, const Undecided& open)
       return role != nullptr && role->part == Part::weight && use.input > 0;
     });
   };
-  if (std::any_of(evidence.subjects.begin(), evidence.subjects.end(), [&](const Subject& s) { return s.in_node && is_weight(s); }))
-    return {};
+  const auto has_weight = [&](bool in_node) {
+    return std::any_of(evidence.subjects.begin(), evidence.subjects.end(),
+                       [&](const Subject& s) { return s.in_node == in_node && is_weight(s); });
+  };
+  if (has_weight(true) && !has_weight(false)) return {};
   return left_where(
       evidence, open,
       [](const Subject& subject) -> std::string {

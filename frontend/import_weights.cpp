@@ -44,15 +44,6 @@ void check_names(const onnx::GraphDef& graph) {
   }
 }
 
-// Whether what --untie leaves of the uses trains the tensor: the first of the main graph's, and those of nested graphs.
-bool trains_unsplit(const std::vector<Use>& uses) {
-  bool first = true;
-  return std::any_of(uses.begin(), uses.end(), [&](const Use& use) {
-    const bool is_left = use.node == ~size_t{0} || std::exchange(first, false);
-    return is_left && !is_running_statistic(use);
-  });
-}
-
 bool only_moves(const Use& use) {
   static constexpr std::array kMoves{"Identity", "Reshape", "Transpose", "Unsqueeze", "Squeeze", "Flatten", "Cast"};
   return use.domain.empty() && use.input == 0 && std::find(kMoves.begin(), kMoves.end(), use.op_type) != kMoves.end();
@@ -68,6 +59,22 @@ void add_ends(const std::vector<Use>& uses, const Uses& all, int depth, std::vec
     else
       add_ends(readers->second, all, depth + 1, ends);
   }
+}
+
+// Whether all that a use leads to are running statistics.
+bool leads_to_statistics(const Use& use, const Uses& all) {
+  std::vector<Use> ends;
+  add_ends({use}, all, 0, ends);
+  return std::all_of(ends.begin(), ends.end(), is_running_statistic);
+}
+
+// Whether what --untie leaves of the uses trains the tensor: the first of the main graph's, and those of nested graphs.
+bool trains_unsplit(const std::vector<Use>& uses, const Uses& all) {
+  bool first = true;
+  return std::any_of(uses.begin(), uses.end(), [&](const Use& use) {
+    const bool is_left = use.node == ~size_t{0} || std::exchange(first, false);
+    return is_left && !leads_to_statistics(use, all);
+  });
 }
 
 void count_uses(const std::vector<onnx::NodeDef>& nodes, const onnx::Opsets& opsets, bool nested, Uses& uses) {
@@ -341,7 +348,7 @@ Meaning WeightTable::add_parameter(const Candidate& candidate) {
 
 // --untie: every node of the main graph that reads the weight gets a copy, but for the first; what nested graphs read stays the weight
 // itself.
-void WeightTable::split(const Candidate& candidate, Meaning& meaning, std::set<std::string>& names) {
+void WeightTable::split(const Candidate& candidate, const Uses& uses, Meaning& meaning, std::set<std::string>& names) {
   bool first = true;
   int64_t number = 2;
   for (const Use& use : candidate.uses) {
@@ -350,7 +357,7 @@ void WeightTable::split(const Candidate& candidate, Meaning& meaning, std::set<s
     do name = fmt::format("{}.use{}", candidate.name, number++);
     while (!names.insert(name).second);
     Candidate copy = candidate;
-    copy.trainable = candidate.trainable && !is_running_statistic(use);
+    copy.trainable = candidate.trainable && !leads_to_statistics(use, uses);
     meaning.copies[{use.node, use.input}] = make_parameter(copy, name, true);
     result_.info.edit.inputs.push_back({.node = use.node, .place = use.input, .name = name});
   }
@@ -425,9 +432,9 @@ std::map<std::string, Meaning> WeightTable::add(const onnx::GraphDef& graph, con
     } else {
       const bool splits = options_.untie && is_main;
       Candidate kept = candidate;
-      if (splits) kept.trainable = candidate.trainable && trains_unsplit(candidate.uses);
+      if (splits) kept.trainable = candidate.trainable && trains_unsplit(candidate.uses, uses);
       by_index.push_back(add_parameter(kept));
-      if (splits) split(candidate, by_index.back(), names);
+      if (splits) split(candidate, uses, by_index.back(), names);
       by_place_.insert_or_assign(place_key(candidate), std::pair(candidate, by_index.back()));
     }
     meanings[candidate.name] = by_index.back();

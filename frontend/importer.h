@@ -147,7 +147,7 @@ class WeightTable {
   void add_quantized(const onnx::GraphDef& graph, const Uses& uses, std::map<std::string, Meaning>& meanings);
   Meaning add_parameter(const Candidate& candidate);
   ValueId make_parameter(const Candidate& candidate, const std::string& name, bool added);
-  void split(const Candidate& candidate, Meaning& meaning, std::set<std::string>& names);
+  void split(const Candidate& candidate, const Uses& uses, Meaning& meaning, std::set<std::string>& names);
   Meaning tie_to(const Candidate& kept, const Meaning& parameter, const Candidate& tied, bool transposed);
 
   Graph& graph_;

@@ -12,6 +12,7 @@
 #include "frontend/loss_options.h"
 #include "frontend/parameter_groups.h"
 #include "frontend/shuffle.h"
+#include "graph/autodiff.h"
 #include "graph/error.h"
 #include "graph/rounding.h"
 #include "passes/cost.h"
@@ -62,7 +63,7 @@ void refuse_others(const Graph& graph, const std::vector<Adapter>& adapters) {
 }
 
 void add_entry(EntrySet& set, JobEntry entry) {
-  require(set.entries.empty() || entry.job.slices == set.entries[0].job.slices, "entries that divide or pack weights differently");
+  require(set.entries.empty() || entry.built.slices == set.entries[0].built.slices, "entries that divide or pack weights differently");
   set.entries.push_back(std::move(entry));
 }
 
@@ -134,8 +135,13 @@ void Job::divide_samples() {
     note_(fmt::format("the model's file fixes the batch at {}: {} of {} samples are left out in each epoch", binding.batch, left_out,
                       train_range.count));
   }
-  total_steps = options.max_steps > 0 ? options.max_steps
-                                      : static_cast<int64_t>(std::ceil(options.num_train_epochs * static_cast<double>(steps_of_epoch(0))));
+  total_steps = options.max_steps;
+  if (total_steps > 0) return;
+  constexpr double kMostSteps = 0x1p53;
+  const double steps = std::ceil(options.num_train_epochs * static_cast<double>(steps_of_epoch(0)));
+  if (!(steps <= kMostSteps))
+    throw error(ErrorCode::usage, "`num_train_epochs` {}: {:.3g} steps are more than can be counted", options.num_train_epochs, steps);
+  total_steps = static_cast<int64_t>(steps);
 }
 
 int64_t Job::steps_of_epoch(int64_t index) const {
@@ -181,9 +187,9 @@ void Job::settle_lengths() {
   for (const int64_t length : all) lengths.push_back({.length = length});
   constexpr int64_t kEnough = 1000;
   int64_t batches = 0;
-  Window at;
+  StepBatches at;
   do {
-    at = window(at.epoch, at.index);
+    at = batches_of_step(at.epoch, at.index);
     for (const Batch& batch : at.batches) {
       for (LengthReport& of : lengths) of.share += of.length == batch.length ? 1 : 0;
       ++batches;
@@ -246,7 +252,7 @@ OptimizerSpec Job::optimizer_spec(const StepStrategy& strategy) const {
 }
 
 // What is read of the model once, whatever the batch.
-void Job::note_model(const Imported& imported) {
+void Job::check_and_report_model(const Imported& imported) {
   refuse_state_names(imported.graph, optimizer);
   group_reports = describe_groups(imported.graph, groups, schedule.learning_rate, options.weight_decay);
   for (const std::string& text : imported.info.notes) note_(text);
@@ -289,14 +295,32 @@ const Graph& Job::forward_graph(int64_t batch, int64_t length) {
   return found->second;
 }
 
+void Job::note_steps(const Graph& graph) const {
+  const std::vector<NodeId> steps = find_steps(graph, graph.outputs);
+  if (steps.empty()) return;
+  note_(fmt::format("{} ({}{}) {}, whose derivative is zero: gradients go around {}",
+                    steps.size() == 1 ? "a node" : fmt::format("{} nodes", steps.size()), describe(graph, steps[0]),
+                    steps.size() == 1 ? "" : ", …", steps.size() == 1 ? "is a step function" : "are step functions",
+                    steps.size() == 1 ? "it" : "them"));
+}
+
+// What the first import sets for all: the weights, and what the file says of itself.
+void Job::adopt_model(Imported& imported) {
+  check_and_report_model(imported);
+  weights = std::move(imported.weights);
+  info = std::move(imported.info);
+  model_read_ = true;
+}
+
 Graph Job::make_forward_graph(int64_t batch, int64_t length) {
+  const bool is_first = !model_read_;
   const BatchShape shape{.binding = binding, .samples = batch, .length = length > 0 ? length : binding.sequence};
   const ImportOptions import = binding.import_options(batch, shape.length, options);
   Imported imported = import_for(import, length);
   passes_.read = outputs_read_of(imported.graph, import.outputs);
-  if (!model_read_) settle_types(imported);
+  if (is_first) settle_types(imported);
   if (passes_.base) choose_base(imported, options, passes_);
-  if (adapting.is_on()) adapters = adapt(imported, adapting, model_read_ ? passes_ : first_passes());
+  if (adapting.is_on()) adapters = adapt(imported, adapting, is_first ? first_passes() : passes_);
   for (const Weight& weight : imported.weights) {
     passes_.own.insert(weight.parameter);
     if (!weight.fresh && is_half(weight.places.at(0).dtype)) passes_.in_file[weight.parameter] = weight.places[0].dtype;
@@ -304,17 +328,12 @@ Graph Job::make_forward_graph(int64_t batch, int64_t length) {
   groups = assign_groups(imported, options);
   model_outputs_ = imported.graph.outputs.size();
   for (const Attachment& other : attached_) attach_model(imported, other, shape, import, *data.train, workers_);
-  PassOptions passes = passes_;
-  const bool is_first = !model_read_;
+  if (is_first) adopt_model(imported);
+  optimize_forward(imported.graph, is_first ? first_passes() : passes_);
   if (is_first) {
-    note_model(imported);
-    weights = std::move(imported.weights);
-    info = std::move(imported.info);
-    passes = first_passes();
-    model_read_ = true;
+    products = half_products_of(imported.graph);
+    note_steps(imported.graph);
   }
-  optimize_forward(imported.graph, passes);
-  if (is_first) products = half_products_of(imported.graph);
   for (Weight& weight : weights) {
     if (const ValueId id = imported.graph.find_value(weight.parameter); id != kNone) weight.dtype = imported.graph.value(id).dtype;
   }
@@ -349,9 +368,9 @@ void Job::add_train(EntrySet& set, const JobEntry& like, const OptimizerSpec& up
   const Graph& graph = forward_graph(like.batch, like.length);
   check_live_layers(graph, like.batch);
   JobEntry entry = like, deferred = like;
-  entry.job = build_train_graph(graph, losses, update, passes);
+  entry.built = build_train_graph(graph, losses, update, passes);
   if (update.deferred) {
-    deferred.job = build_deferred_graph(entry.job, update, passes);
+    deferred.built = build_deferred_graph(entry.built, update, passes);
     deferred.name = named("train", like);
     add_entry(set, std::move(deferred));
   }
@@ -369,7 +388,7 @@ void Job::add_evaluate(EntrySet& set, const LengthReport& length) {
   const auto add = [&](int64_t batch, bool is_remainder) {
     JobEntry entry{.batch = batch, .length = length.length, .share = length.share, .remainder = is_remainder};
     entry.name = named("evaluate", entry);
-    entry.job = build_evaluate_graph(forward_graph(batch, length.length), losses, passes_);
+    entry.built = build_evaluate_graph(forward_graph(batch, length.length), losses, passes_);
     add_entry(set, std::move(entry));
   };
   if (full > 0) add(binding.batch, /*is_remainder=*/false);
@@ -384,7 +403,7 @@ void Job::add_predict(EntrySet& set) {
                 options.predict_batch_size, batch);
   }
   const int64_t length = lengths.empty() ? 0 : binding.sequence;
-  add_entry(set, {.name = "predict", .job = build_predict_graph(forward_graph(batch, length), model_outputs_, passes_), .batch = batch});
+  add_entry(set, {.name = "predict", .built = build_predict_graph(forward_graph(batch, length), model_outputs_, passes_), .batch = batch});
 }
 
 // The passes whose graphs are to be written have run, or come with the plan.
@@ -422,11 +441,11 @@ EntrySet Job::entries(const StepStrategy& strategy) {
   }
   if (update.accumulate || update.deferred) {
     const int source = set.find({.kind = EntryKind::train});
-    add_entry(set, {.name = "update", .job = build_update_graph(set.entries[static_cast<size_t>(source)].job, update, passes_)});
+    add_entry(set, {.name = "update", .built = build_update_graph(set.entries[static_cast<size_t>(source)].built, update, passes_)});
   }
   for (const LengthReport& length : all) add_evaluate(set, length);
   add_predict(set);
-  if (strategy.together > 1) {
+  if (strategy.joined_batches > 1) {
     add_joined(set, "train-together", 0);
     if (update.deferred) add_joined(set, "train-first-together", static_cast<size_t>(set.find({.kind = EntryKind::train})));
   }
@@ -438,15 +457,15 @@ EntrySet Job::entries(const StepStrategy& strategy) {
 std::vector<std::unique_ptr<Feed>> Job::feeds(const EntrySet& set) const {
   std::vector<std::unique_ptr<Feed>> feeds;
   for (const JobEntry& entry : set.entries) {
-    const EntryKind kind = entry.job.role.kind;
+    const EntryKind kind = entry.built.role.kind;
     const bool is_fed = !entry.joined && (kind == EntryKind::train || kind == EntryKind::evaluate);
     if (!is_fed) {
       feeds.push_back(nullptr);
       continue;
     }
     std::vector<LabelSpec> labels;
-    for (size_t i = 0; i < entry.job.losses.size(); ++i) {
-      const JobLoss& loss = entry.job.losses[i];
+    for (size_t i = 0; i < entry.built.losses.size(); ++i) {
+      const JobLoss& loss = entry.built.losses[i];
       for (size_t at = 0; at < loss.labels.size(); ++at) {
         const bool is_length = loss.kind == LabelKind::sequences && at == 1;
         labels.push_back({.value = loss.labels[at],
@@ -461,18 +480,18 @@ std::vector<std::unique_ptr<Feed>> Job::feeds(const EntrySet& set) const {
       }
     }
     const SampleRange& range = kind == EntryKind::train ? train_range : valid_range;
-    feeds.push_back(std::make_unique<Feed>(*range.data, entry.job.graph, binding, labels, entry.length));
+    feeds.push_back(std::make_unique<Feed>(*range.data, entry.built.graph, binding, labels, entry.length));
   }
   return feeds;
 }
 
 int64_t Job::data_bytes() const { return data.train->memory_bytes() + (data.valid ? data.valid->memory_bytes() : 0); }
 
-Window Job::window(int64_t epoch, int64_t index) const {
+StepBatches Job::batches_of_step(int64_t epoch, int64_t index) const {
   const int64_t usable = batching(train_range).usable();
-  if (index >= usable) return window(epoch + 1, 0);
+  if (index >= usable) return batches_of_step(epoch + 1, 0);
   const Shuffle shuffle(options.seed, epoch, train_range.count);
-  Window window{.epoch = epoch, .index = index};
+  StepBatches window{.epoch = epoch, .index = index};
   while (static_cast<int64_t>(window.batches.size()) < options.gradient_accumulation_steps && window.index < usable) {
     std::vector<int64_t> batch;
     for (; static_cast<int64_t>(batch.size()) < binding.batch && window.index < usable; ++window.index) {

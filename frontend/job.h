@@ -19,6 +19,7 @@
 #include "frontend/feed.h"
 #include "frontend/import.h"
 #include "frontend/loss_scaling.h"
+#include "frontend/memory.h"
 #include "frontend/ort_train.h"
 #include "frontend/precision.h"
 #include "frontend/run_start.h"
@@ -49,7 +50,7 @@ struct Batch {
 };
 
 // The micro-batches of one optimizer step.
-struct Window {
+struct StepBatches {
   std::vector<Batch> batches{};
   int64_t epoch = 0, index = 0;  // the cursor behind it
   int64_t tokens = 0;            // of all samples, with what a batch's length adds; samples, where the job has no sequence
@@ -78,12 +79,13 @@ class Job {
   }
   Batch batch_of(const SampleRange& range, std::vector<int64_t> samples) const;
   // The samples of a step that begins there, in the epoch's order.
-  Window window(int64_t epoch, int64_t index) const;
+  StepBatches batches_of_step(int64_t epoch, int64_t index) const;
   // The options that change numbers, as a checkpoint keeps them.
   std::map<std::string, std::string> settings() const;
   // What the data sets take, loaded.
   int64_t data_bytes() const;
 
+  const PeakSince peak;  // from the import on
   const Options& options;
   const Optimizer optimizer;
   DataSets data;
@@ -116,7 +118,9 @@ class Job {
   const Graph& forward_graph(int64_t batch, int64_t length);
   Graph make_forward_graph(int64_t batch, int64_t length);
   Imported import_for(const ImportOptions& import, int64_t length) const;
-  void note_model(const Imported& imported);
+  void check_and_report_model(const Imported& imported);
+  void adopt_model(Imported& imported);
+  void note_steps(const Graph& graph) const;
   void settle_types(const Imported& imported);
   void check_dumps() const;
   void check_live_layers(const Graph& forward, int64_t batch) const;

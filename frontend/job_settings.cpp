@@ -8,6 +8,7 @@
 #include "frontend/file.h"
 #include "frontend/job.h"
 #include "frontend/parameter_groups.h"
+#include "graph/onnx/reader.h"
 
 namespace ort_train {
 
@@ -40,7 +41,7 @@ std::map<std::string, std::string> Job::settings() const {
                                             {"shuffle", text(options.shuffle)},
                                             {"batch_norm", batch_norm},
                                             {"train_samples", text(train_range.count)},
-                                            {"data", std::filesystem::path(data.train->path()).filename().string()},
+                                            {"data", onnx::printable(std::filesystem::path(data.train->path()).filename().string())},
                                             {"instruction_set", __builtin_cpu_supports("x86-64-v4") ? "x86-64-v4" : "x86-64-v3"}};
   result[kDataHashSetting] = data.content_hash();
   for (const OptimizerOption& option : optimizer.options()) result[std::string(option.name)] = text(optimizer.value(option.name));

@@ -53,11 +53,11 @@ void Loop::note(const std::string& text) const {
 // --- the beginning ----------------------------------------------------------------------------------------------------------------------
 
 void Loop::prepare() {
-  if (memory_ == Memory::ready) return;
+  if (preparation_ == Preparation::done) return;
   runtime_.check_usable();
-  if (memory_ == Memory::loading)
+  if (preparation_ == Preparation::under_way)
     throw error(ErrorCode::usage, "a callback can't use a trainer whose weights are being read: wait until the call returns");
-  memory_ = Memory::loading;
+  preparation_ = Preparation::under_way;
   const auto give_up = [&](const std::string& why) {
     runtime_.fail(why);
     runtime_.release();
@@ -71,7 +71,7 @@ void Loop::prepare() {
     give_up("its preparation was broken off");
     throw;
   }
-  memory_ = Memory::ready;
+  preparation_ = Preparation::done;
 }
 
 void Loop::begin() {
@@ -162,7 +162,7 @@ std::map<std::string, std::vector<float>> Loop::predict(const std::map<std::stri
 // --- between steps ----------------------------------------------------------------------------------------------------------------------
 
 // A schedule that follows the loss sees an evaluation; not the one at the end, which a longer run doesn't have.
-void Loop::observe(const EvalReport& evaluated) {
+void Loop::report_to_schedule(const EvalReport& evaluated) {
   const bool was_ended = std::isnan(evaluated.loss) && stop_.load(std::memory_order_relaxed);
   if (!job_.schedule.follows_loss() || evaluated.step % options_.eval_steps != 0 || was_ended) return;
   job_.schedule.def->observe(job_.schedule, state_.schedule, evaluated.loss);
@@ -170,8 +170,8 @@ void Loop::observe(const EvalReport& evaluated) {
 }
 
 // Somebody may have moved or removed the output folder, and another run may have one of its name by now.
-void Loop::keep_folder() {
-  if (!lock_ || lock_->is_in_place()) return;
+std::string Loop::reclaim_output_dir() {
+  if (!lock_ || lock_->is_in_place()) return {};
   lock_.reset();
   make_folders(options_.output_dir);
   lock_.emplace(options_.output_dir);
@@ -183,28 +183,30 @@ void Loop::keep_folder() {
           "is where the folder is now",
           options_.output_dir, folder.path);
   }
-  note(fmt::format("'{}' was moved or removed while this run wrote into it: it goes on in a new folder of that name", options_.output_dir));
+  return fmt::format("'{}' was moved or removed while this run wrote into it: it goes on in a new folder of that name",
+                     options_.output_dir);
 }
 
 // Samples are read where the data's file has them, step by step, so that others come if somebody writes to it meanwhile.
-void Loop::check_data() {
-  if (data_has_changed_ || !job_.data.was_written_to()) return;
+std::string Loop::check_data() {
+  if (data_has_changed_ || !job_.data.was_written_to()) return {};
   data_has_changed_ = job_.data.content_hash() != runtime_.content().settings.at(kDataHashSetting);
-  if (!data_has_changed_) return;
-  note(
-      fmt::format("{}: was written to while the run reads it: what it reads from now on, or has read of late, is other data than at "
-                  "its beginning",
-                  options_.data));
+  if (!data_has_changed_) return {};
+  return fmt::format(
+      "{}: was written to while the run reads it: what it reads from now on, or has read of late, is other data than at its beginning",
+      options_.data);
 }
 
 void Loop::save(bool note_it) {
   runtime_.check_usable();
-  keep_folder();
-  check_data();
+  const std::string notes[] = {reclaim_output_dir(), check_data()};  // told once the run is saved: callbacks may throw
   steps_.apply_deferred();
   StateFile* const slots = runtime_.fill_slots();
   const auto kept = static_cast<size_t>(kept_checkpoints(options_, slots != nullptr));
   checkpoint_ = save_checkpoint(options_.output_dir, state_, runtime_.content(), kept, slots);
+  for (const std::string& text : notes) {
+    if (!text.empty()) note(text);
+  }
   if (note_it) note(fmt::format("saved {}", checkpoint_));
 }
 
@@ -239,7 +241,7 @@ std::string Loop::why_not_finite(const StepResult& result, int64_t step) const {
                      text(result.loss), text(result.grad_norm), what_to_do);
 }
 
-Error Loop::ended(ErrorCode code, int64_t step, const std::string& why) const {
+Error Loop::error_with_last_save(ErrorCode code, int64_t step, const std::string& why) const {
   return error(code, "step {}: {}; {}", step, why,
                checkpoint_.empty() ? "nothing was saved before" : "the last good state is " + checkpoint_ + " (`resume`)");
 }

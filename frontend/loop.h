@@ -46,12 +46,13 @@ class Loop {
   void check_newest() const;
   void check_space() const;
   void save(bool note_it);
-  void keep_folder();
-  void check_data();
-  void observe(const EvalReport& evaluated);
+  // What to tell of it; empty: nothing.
+  std::string reclaim_output_dir();
+  std::string check_data();
+  void report_to_schedule(const EvalReport& evaluated);
   void note(const std::string& text) const;
-  Error ended(ErrorCode code, int64_t step, const std::string& why) const;   // says what was saved last
-  std::string why_not_finite(const StepResult& result, int64_t step) const;  // empty: all is finite
+  Error error_with_last_save(ErrorCode code, int64_t step, const std::string& why) const;  // says what was saved last
+  std::string why_not_finite(const StepResult& result, int64_t step) const;                // empty: all is finite
 
   const Job& job_;
   const Options& options_;
@@ -66,8 +67,8 @@ class Loop {
   RunState state_;
   std::string checkpoint_;          // the last that was saved or read
   std::optional<FolderLock> lock_;  // while it trains
-  enum class Memory : uint8_t { none, loading, ready };
-  Memory memory_ = Memory::none;
+  enum class Preparation : uint8_t { none, under_way, done };
+  Preparation preparation_ = Preparation::none;
   bool trained_ = false, training_ = false;
   bool data_has_changed_ = false;
 };

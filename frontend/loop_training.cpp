@@ -74,7 +74,7 @@ class Loop::Training {
   void tell(const std::string& text) { tell(loop_.callbacks_.on_note, text); }
   void step();
   UpdateNumbers update_numbers() const;
-  StepResult run_step(int64_t step, const Window& window, const UpdateNumbers& update);
+  StepResult run_step(int64_t step, const StepBatches& batches, const UpdateNumbers& update);
   void note_gradients(int64_t step, bool is_skipped);
   StepReport report_of(int64_t step, const StepResult& result, const UpdateNumbers& update, int64_t tokens) const;
   double evaluate();
@@ -103,7 +103,6 @@ class Loop::Training {
 
 Summary Loop::train() {
   if (trained_) throw error(ErrorCode::usage, "this trainer has trained already: make another one, with resume to go on");
-  trained_ = true;
   struct UnderWay {
     Loop& loop;
     bool goes_on = false;  // with another plan
@@ -126,19 +125,20 @@ Summary Loop::train() {
   check_newest();
   try {
     prepare();
-  } catch (const LateMemory&) {
+  } catch (const LibrariesOverBudget&) {
     under_way.goes_on = true;
     throw;
   }
   if (start_.is_resumed() && !start_.is_branch)
     remove_superseded(options_.output_dir, checkpoint_, static_cast<size_t>(kept_checkpoints(options_, /*in_slots=*/true)));
   check_space();
+  trained_ = true;
   return Training(*this).run();
 }
 
 // A call before this one may have read the checkpoint while another process went on from it.
 void Loop::check_newest() const {
-  if (memory_ != Memory::ready || !start_.is_resumed() || start_.is_branch) return;
+  if (preparation_ != Preparation::done || !start_.is_resumed() || start_.is_branch) return;
   if (const std::vector<std::string> newer = checkpoints_newer_than(options_.output_dir, checkpoint_); !newer.empty())
     throw error(ErrorCode::usage, "{}: another process has trained since {} was read, and left {}: make another trainer",
                 options_.output_dir, checkpoint_, newer.front());
@@ -154,7 +154,7 @@ Summary Loop::Training::run() {
     while (state_.step < total && goes_on()) step();
   } catch (const Error& problem) {
     if (problem.code() != ErrorCode::device) throw;
-    throw loop_.ended(ErrorCode::device, state_.step + 1, problem.what());  // a device that was lost takes the run with it
+    throw loop_.error_with_last_save(ErrorCode::device, state_.step + 1, problem.what());  // a device that was lost takes the run with it
   }
   summary_.seconds = seconds_since(begin_);
   finish();
@@ -181,24 +181,25 @@ void Loop::Training::step() {
   const LossScaling& scaling = loop_.job_.scaling;
   const int64_t step = state_.step + 1;
   const UpdateNumbers update = update_numbers();
-  const Window window = loop_.job_.window(state_.epoch, state_.index);
-  const StepResult result = run_step(step, window, update);
+  const StepBatches batches = loop_.job_.batches_of_step(state_.epoch, state_.index);
+  const StepResult result = run_step(step, batches, update);
   const std::string anomaly = loop_.anomalies_ ? loop_.anomalies_->take() : std::string();
   const bool is_skipped = scaling.is_on() && !std::isfinite(result.grad_norm);
   note_gradients(step, is_skipped);
-  const StepReport report = report_of(step, result, update, window.tokens);
+  const StepReport report = report_of(step, result, update, batches.tokens);
   LossScaleState scale = state_.loss_scale;
   std::string wrong = scaling.update(scale, std::isfinite(result.grad_norm));
   if (!is_skipped) wrong = loop_.why_not_finite(result, step);
   if (!wrong.empty()) {
     log_.step(report, kNoLoss);
-    throw loop_.ended(ErrorCode::diverged, step, wrong);
+    loop_.runtime_.fail(wrong);
+    throw loop_.error_with_last_save(ErrorCode::diverged, step, wrong);
   }
   state_.loss_scale = scale;
   state_.step = step;
-  state_.epoch = window.epoch;
-  state_.index = window.index;
-  state_.tokens += window.tokens;
+  state_.epoch = batches.epoch;
+  state_.index = batches.index;
+  state_.tokens += batches.tokens;
   state_.seconds = seconds_before_ + seconds_since(begin_);
   remember(state_, result.loss);
   if (is_skipped && !anomaly.empty()) tell(fmt::format("step {} is skipped: {}", step, anomaly));
@@ -222,14 +223,14 @@ UpdateNumbers Loop::Training::update_numbers() const {
   return update;
 }
 
-StepResult Loop::Training::run_step(int64_t step, const Window& window, const UpdateNumbers& update) {
+StepResult Loop::Training::run_step(int64_t step, const StepBatches& batches, const UpdateNumbers& update) {
   const auto start = Clock::now();
   SpillDisk* const disk = loop_.runtime_.disk();
   Runtime::Spent& spent = loop_.runtime_.spent();
   spent = {};
   const int64_t read = disk ? disk->bytes_read() : 0, written = disk ? disk->bytes_written() : 0;
   if (loop_.anomalies_) loop_.anomalies_->set_place(fmt::format("step {}", step));
-  const StepResult result = loop_.steps_.step(window, step, update, saves_gradients_);
+  const StepResult result = loop_.steps_.step(batches, step, update, saves_gradients_);
   last_ = {.seconds = seconds_since(start), .computing = spent.computing, .waiting = spent.waiting};
   if (disk) {
     summary_.read_per_step = disk->bytes_read() - read;
@@ -274,7 +275,7 @@ StepReport Loop::Training::report_of(int64_t step, const StepResult& result, con
 // NaN where it was ended.
 double Loop::Training::evaluate() {
   const EvalReport evaluated = loop_.evaluate();
-  loop_.observe(evaluated);
+  loop_.report_to_schedule(evaluated);
   if (std::isfinite(evaluated.loss)) {
     summary_.eval_loss = evaluated.loss;
     tell(loop_.callbacks_.on_eval, evaluated);
@@ -292,7 +293,9 @@ void Loop::Training::finish() {
   tell_of_skipped_steps();
   if (thrown_) std::rethrow_exception(thrown_);
   const auto weight_bytes = [&](const std::string& name, const ByteSink& sink) { return loop_.runtime_.read_parameter(name, sink); };
-  if (!summary_.stopped) loop_.keep_folder();
+  if (!summary_.stopped) {
+    if (const std::string text = loop_.reclaim_output_dir(); !text.empty()) tell(text);
+  }
   if (!summary_.stopped && options_.adapter_only) {
     summary_.model_path = export_adapter(job.adapters, job.adapting, options_.task, job.weights, weight_bytes, options_.output_dir);
   } else if (!summary_.stopped) {

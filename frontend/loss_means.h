@@ -16,17 +16,17 @@ namespace ort_train {
 struct LossMeans {
   explicit LossMeans(const std::vector<JobLoss>& of) : losses(of), sums(of.size()), counted(of.size()) {}
 
-  // What counts in a batch of that graph whatever its labels; `own` is how much a mean counts that the model says itself.
-  void count_batch(const std::vector<JobLoss>& of_graph, int64_t samples, double own) {
+  // What counts in a batch of that graph whatever its labels. `batch_weight`: of losses whose mean the model itself outputs.
+  void count_batch(const std::vector<JobLoss>& of_graph, int64_t samples, double batch_weight) {
     for (size_t i = 0; i < of_graph.size(); ++i) {
       if (of_graph[i].counted == Counted::samples) counted[i] += of_graph[i].per_sample * static_cast<double>(samples);
-      if (of_graph[i].counted == Counted::batches) counted[i] += own;
+      if (of_graph[i].counted == Counted::batches) counted[i] += batch_weight;
     }
   }
   void add_labels(std::span<const double> labels) {
     for (size_t i = 0; i < losses.size(); ++i) counted[i] += labels[i];
   }
-  // Of one batch: what its graph says (`scalar`), and what its labels count. `batch_weight`: of a mean that the model says itself.
+  // Of one batch: what its graph says (`scalar`), and what its labels count. `batch_weight`: as there.
   void add_losses(const std::vector<JobLoss>& of_graph, std::span<const double> labels, const std::function<float(ValueId)>& scalar,
                   double batch_weight = 1) {
     for (size_t i = 0; i < of_graph.size(); ++i) {

@@ -25,10 +25,11 @@ void MachineRates::measure_processor(int64_t memory) {
                      .far_bytes_per_second = rates.far_bytes_per_second};
     return;
   }
-  constexpr double kKept = 1.5, kOnce = 0.2;  // seconds for figures to remember, or for this run alone
-  measure_device(device_, memory, options_.profile.empty() ? kOnce : kKept);
   constexpr int64_t kEnough = int64_t{64} << 20;  // in less, everything is in the cache: no figure to remember
-  if (memory < kEnough) return;
+  constexpr double kKept = 1.5, kOnce = 0.2;      // seconds for figures to remember, or for this run alone
+  const bool is_kept = !options_.profile.empty() && memory >= kEnough;
+  measure_device(device_, memory, is_kept ? kKept : kOnce);
+  if (!is_kept) return;
   profile_.processor[threads] = {.flops = device_.rates.flops,
                                  .element_flops = device_.rates.element_flops,
                                  .bytes_per_second = device_.rates.bytes_per_second,

@@ -12,6 +12,19 @@ struct ProcessMemory {
 };
 ProcessMemory process_memory();
 
+// The peak of the process since this was made. The kernel keeps one peak alone, of the process's whole life: where that is an older one,
+// what is resident now.
+class PeakSince {
+ public:
+  int64_t bytes() const {
+    const ProcessMemory now = process_memory();
+    return now.peak > before_ ? now.peak : now.resident;
+  }
+
+ private:
+  int64_t before_ = process_memory().peak;
+};
+
 // Gives free heap back to the system, so that it does not count as resident.
 void release_free_heap();
 

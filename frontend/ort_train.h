@@ -9,6 +9,9 @@
 // each with its own budget and output folder. The rounding mode of the program's threads changes no result; it is the program's own again
 // when a call returns, and in callbacks.
 //
+// Relative paths are resolved when they are used, so the working directory has to stay while a trainer exists. A trainer whose state is on
+// a disk keeps its file until it is destroyed: make the one that resumes the run after that.
+//
 // A call throws Error and nothing else (std::bad_alloc becomes one), except what a callback throws. Messages name fields of Options in
 // backticks: `max_steps`.
 
@@ -380,8 +383,9 @@ class ORT_TRAIN_API Trainer {
   Trainer& operator=(const Trainer&) = delete;
 
   const PlanReport& plan() const;
-  // Trains until the last step or request_stop(), then writes a checkpoint and the model into output_dir. May be called once. If reading
-  // weights or a step fails, the trainer can't be used any more: later calls say so.
+  // Trains until the last step or request_stop(), then writes a checkpoint and the model into output_dir. May be called once, and again if
+  // it was refused before the first step (another run has the folder). If reading weights or a step fails, or the run diverges, the trainer
+  // can't be used any more: later calls say so.
   Summary train();
   // Mean loss over the held-out data with the current weights; NaN if request_stop() ended it.
   double evaluate();

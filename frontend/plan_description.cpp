@@ -68,9 +68,9 @@ PlanReport Description::describe(double seconds) {
                      .gaps = whole_pages(planned_.program.memory().bytes) - peak.live,
                      .total = planned_.reserve + whole_pages(planned_.program.memory().bytes)};
 
-  const Graph& train = set_.entries[0].job.graph;
+  const Graph& train = set_.entries[0].built.graph;
   std::map<std::string, int64_t> padded;  // bytes of parts and packs that are the model's
-  for (const auto& [weight, slices] : set_.entries[0].job.slices) {
+  for (const auto& [weight, slices] : set_.entries[0].built.slices) {
     for (const Slice& slice : slices) padded[slice.name] += slice.bytes;
     if (slices.size() == 1) continue;
     ++report_.divided;
@@ -96,7 +96,7 @@ void Description::describe_step() {
   for (size_t index = 0; index < set_.entries.size(); ++index) {
     const double times = set_.runs_per_step(set_.entries[index]);
     if (times == 0) continue;
-    const NodeWork work = run_work(planned_.program, planned_.program.entries[index], set_.entries[index].job.graph, compute_);
+    const NodeWork work = run_work(planned_.program, planned_.program.entries[index], set_.entries[index].built.graph, compute_);
     report_.flops_per_step += times * work.flops;
     step.compute += times * work.seconds;
     if (planned_.forecasts.empty()) continue;
@@ -119,7 +119,7 @@ void Description::describe_step() {
   const double disk = std::max({step.read, step.write, (step.read + step.write) / planned_.disk.duplex});
   report_.bounded_by = step.compute >= disk ? "compute" : "disk";
   report_.bound_milliseconds = planned_.forecasts.empty() ? report_.computing_milliseconds : planned_.bound * 1e3;
-  report_.micro_batches_together = set_.strategy.together;
+  report_.micro_batches_together = set_.strategy.joined_batches;
   report_.updates_in_next_step = set_.strategy.is_deferred();
   const DiskNeed need = disk_need(planned_.program, state_slots(options_));
   report_.disk_bytes = need.total();
@@ -127,7 +127,7 @@ void Description::describe_step() {
   report_.state_slots = need.state > 0 ? state_slots(options_) : 0;
   if (planned_.program.file().bytes > 0) {
     for (size_t i = 0; i < planned_.program.entries.size(); ++i) {
-      const DiskPeak peak = disk_peak(planned_.program, planned_.program.entries[i], set_.entries[i].job.graph);
+      const DiskPeak peak = disk_peak(planned_.program, planned_.program.entries[i], set_.entries[i].built.graph);
       if (peak.bytes <= report_.disk_peak_bytes) continue;
       report_.disk_peak_bytes = peak.bytes;
       report_.disk_peak_op = peak.op.empty() ? "" : fmt::format("{} in '{}'", peak.op, planned_.program.entries[i].name);
@@ -153,13 +153,13 @@ int64_t Description::written_in_all() const {
 
 // What is kept, moved and computed again.
 void Description::describe_moves() {
-  const Graph& train = set_.entries[0].job.graph;
+  const Graph& train = set_.entries[0].built.graph;
   const double batches = static_cast<double>(options_.gradient_accumulation_steps);
   // Counted in the graph of one micro-batch.
-  report_.saved_kept = set_.strategy.together * planned_.recomputed.kept;
-  report_.saved_kept_bytes = set_.strategy.together * planned_.recomputed.kept_bytes;
-  report_.saved_recomputed = set_.strategy.together * planned_.recomputed.again;
-  report_.saved_recomputed_bytes = set_.strategy.together * planned_.recomputed.again_bytes;
+  report_.saved_kept = set_.strategy.joined_batches * planned_.recomputed.kept;
+  report_.saved_kept_bytes = set_.strategy.joined_batches * planned_.recomputed.kept_bytes;
+  report_.saved_recomputed = set_.strategy.joined_batches * planned_.recomputed.again;
+  report_.saved_recomputed_bytes = set_.strategy.joined_batches * planned_.recomputed.again_bytes;
   for (NodeId id : planned_.recomputed.nodes) {
     if (viewed(train.node(id)) == kNone)
       report_.recompute_milliseconds += work_of(train, train.node(id), planned_.program.threads, compute_).seconds * batches * 1e3;
@@ -205,7 +205,7 @@ size_t main_entry(const PlannedJob& planned, const ComputeRates& compute) {
   std::vector<double> seconds;
   for (size_t i = 0; i < planned.set.entries.size(); ++i)
     seconds.push_back(planned.set.runs_per_step(planned.set.entries[i]) *
-                      run_work(planned.program, planned.program.entries[i], planned.set.entries[i].job.graph, compute).seconds);
+                      run_work(planned.program, planned.program.entries[i], planned.set.entries[i].built.graph, compute).seconds);
   return static_cast<size_t>(std::max_element(seconds.begin(), seconds.end()) - seconds.begin());
 }
 

@@ -36,8 +36,8 @@ SearchOptions search_options(const Options& options, const DeviceChoice& on, int
 // For plans with everything in memory.
 EntrySet first_entries(Job& job) {
   EntrySet set = job.entries({});
-  const int64_t together = job.options.micro_batches == "vertical" ? most_together(set) : 1;
-  return together > 1 ? job.entries({.together = together}) : std::move(set);
+  const int64_t joined = job.options.micro_batches == "vertical" ? most_together(set) : 1;
+  return joined > 1 ? job.entries({.joined_batches = joined}) : std::move(set);
 }
 
 class JobPlanner {
@@ -61,22 +61,22 @@ class JobPlanner {
   PlannedJob on_device();
 
  private:
-  void settle_reserve(const Placed& placed, bool with_disk, bool is_planned = false);
+  void settle_reserve(const PlannedCandidate& placed, bool with_disk, bool is_planned = false);
   Reserve reserve() const;
-  int64_t takes_planning() const { return made_.reserve + planning_bytes(made_.size); }
+  int64_t least_for_planning() const { return made_.reserve + planning_bytes(made_.footprint); }
   int64_t takes(const Program& program) const { return made_.reserve + whole_pages(program.memory().bytes); }
   int64_t budget_of_machine(const Program& program, int64_t available) const;
   bool has_room_for(const Program& program) const;
-  void limit_to_machine(const Program& resident);
-  std::optional<Placed> recomputing();
+  void limit_to_machine(const Program& in_memory);
+  std::optional<PlannedCandidate> recomputing();
   int64_t on_disk(const Program& program) const { return most_on_disk(disk_need(program, state_slots(options_)), before_, start_); }
-  DiskLimits disk_limits(const Program& resident) const;
-  std::optional<Placed> with_disk(const Placed& resident);
+  DiskLimits disk_limits(const Program& in_memory) const;
+  std::optional<PlannedCandidate> with_disk(const PlannedCandidate& in_memory_plan);
   void settle_pinning(const Program& program);
-  void check_peak() const;
-  [[noreturn]] void refuse(const Placed& resident);
+  void check_peak();
+  [[noreturn]] void refuse(const PlannedCandidate& in_memory_plan);
   [[noreturn]] void refuse_disk(int64_t disk_bytes, int64_t memory) const;
-  PlannedJob adopt(Placed placed);
+  PlannedJob adopt(PlannedCandidate placed);
   bool is_within_budget() const { return made_.budget == 0 || made_.budget >= made_.least.budget; }
 
   Job& job_;
@@ -93,21 +93,21 @@ class JobPlanner {
 };
 
 PlannedJob JobPlanner::on_processor() {
-  Placed resident = search_.resident();
-  settle_reserve(resident, /*with_disk=*/false);
-  const Program& program = resident.made.program;
+  PlannedCandidate in_memory_plan = search_.all_in_memory();
+  settle_reserve(in_memory_plan, /*with_disk=*/false);
+  const Program& program = in_memory_plan.made.program;
   const int64_t memory = whole_pages(program.memory().bytes);
   rates_.measure_processor(made_.budget > 0 ? std::min(memory, made_.budget - made_.reserve) : memory);
-  made_.least = least_of(takes(program), program, resident.of.finished.pointers());
+  made_.least = least_of(takes(program), program, in_memory_plan.of.finished.pointers());
   if (made_.budget == 0) limit_to_machine(program);
-  std::optional<Placed> other;
+  std::optional<PlannedCandidate> other;
   if (!options_.nvme_path.empty())
-    other = with_disk(resident);
+    other = with_disk(in_memory_plan);
   else if (options_.recompute == "auto")
     other = recomputing();
-  if (!is_within_budget()) refuse(resident);
+  if (!is_within_budget()) refuse(in_memory_plan);
   check_peak();
-  return adopt(other ? std::move(*other) : std::move(resident));
+  return adopt(other ? std::move(*other) : std::move(in_memory_plan));
 }
 
 // On a device with memory of its own, the host's and, with a disk, a file.
@@ -116,7 +116,7 @@ PlannedJob JobPlanner::on_device() {
   DeviceMemories memories = on_.memories;
   made_.reserve = on_.reserve;
   made_.device = on_.name;
-  made_.size = {.threads = device_.workers().threads()};
+  made_.footprint = {.threads = device_.workers().threads()};
   rates_.measure_processor(kTrial);
   memories.host_compute = rates_.processor();
   rates_.compute_on_gpu(memories.compute);
@@ -150,7 +150,7 @@ PlannedJob JobPlanner::on_device() {
   return adopt(std::move(*plan.placed));
 }
 
-PlannedJob JobPlanner::adopt(Placed placed) {
+PlannedJob JobPlanner::adopt(PlannedCandidate placed) {
   if (placed.overlapped && has_room_for(*placed.overlapped)) placed.made.program = std::move(*placed.overlapped);
   PlannedEntries planned = search_.adopt(std::move(placed));
   made_.set = std::move(planned.set);
@@ -158,7 +158,7 @@ PlannedJob JobPlanner::adopt(Placed placed) {
   made_.forecasts = std::move(planned.made.forecasts);
   made_.bound = planned.made.bound;
   made_.recomputed = std::move(planned.recomputed);
-  if (made_.set.strategy.together == 1 && options_.dump_after.contains("micro_batches"))
+  if (made_.set.strategy.joined_batches == 1 && options_.dump_after.contains("micro_batches"))
     throw error(ErrorCode::usage, "`dump_after` micro_batches: this job's micro-batches go one after the other (`micro_batches` vertical)");
   if (on_.make) made_.discrete_device = on_.make(made_.program, made_.set.graphs());
   const Device& computing = made_.discrete_device ? *made_.discrete_device : device_;
@@ -168,9 +168,9 @@ PlannedJob JobPlanner::adopt(Placed placed) {
 }
 
 // What the program itself takes, now that kernels are prepared for a first plan, or for the one that is taken.
-void JobPlanner::settle_reserve(const Placed& placed, bool with_disk, bool is_planned) {
+void JobPlanner::settle_reserve(const PlannedCandidate& placed, bool with_disk, bool is_planned) {
   const Program& program = placed.made.program;
-  ProcessFootprint& job = made_.size;
+  ProcessFootprint& job = made_.footprint;
   job = {.whole_process = options_.budget_is_process,
          .disk = with_disk,
          .threads = device_.workers().threads(),
@@ -188,13 +188,13 @@ void JobPlanner::settle_reserve(const Placed& placed, bool with_disk, bool is_pl
   if (!options_.budget_is_process) return;
   release_free_heap();
   const ProcessMemory memory = process_memory();
-  made_.resident = memory.resident;
-  made_.reserve = raised_reserve(made_.reserve,
-                                 std::max(memory.resident + job.data_bytes, memory.peak - whole_pages(program.memory().bytes)), is_planned);
+  made_.rss_after_planning = memory.resident;
+  made_.reserve = raised_reserve(
+      made_.reserve, std::max(memory.resident + job.data_bytes, job_.peak.bytes() - whole_pages(program.memory().bytes)), is_planned);
 }
 
 Reserve JobPlanner::reserve() const {
-  return [base = made_.reserve, size = made_.size](int64_t instructions) {
+  return [base = made_.reserve, size = made_.footprint](int64_t instructions) {
     ProcessFootprint other = size;
     other.instructions = instructions;
     return base + reserve_for(other) - reserve_for(size);
@@ -203,7 +203,7 @@ Reserve JobPlanner::reserve() const {
 
 // What there is, where the machine has less left than the program takes; else 0.
 int64_t JobPlanner::budget_of_machine(const Program& program, int64_t available) const {
-  return budget_by_machine(takes(program), options_.budget_is_process ? made_.resident : 0, available);
+  return budget_by_machine(takes(program), options_.budget_is_process ? made_.rss_after_planning : 0, available);
 }
 
 bool JobPlanner::has_room_for(const Program& program) const {
@@ -211,18 +211,18 @@ bool JobPlanner::has_room_for(const Program& program) const {
 }
 
 // Without a budget a job takes what it wants, up to what there is: beyond that it is planned as for a budget of so much.
-void JobPlanner::limit_to_machine(const Program& resident) {
+void JobPlanner::limit_to_machine(const Program& in_memory) {
   const int64_t available = available_memory();
-  const int64_t budget = budget_of_machine(resident, available);
+  const int64_t budget = budget_of_machine(in_memory, available);
   if (budget == 0) return;
   made_.budget = budget;
   made_.budget_is_machines = true;
   note_(fmt::format("the job takes {} bytes as it is, this machine has {} left: it is planned as with `budget` {}",
-                    grouped(takes(resident)), grouped(available), budget));
+                    grouped(takes(in_memory)), grouped(available), budget));
 }
 
-std::optional<Placed> JobPlanner::recomputing() {
-  std::optional<Placed> placed = search_.recomputing(made_.budget, reserve(), made_.least);
+std::optional<PlannedCandidate> JobPlanner::recomputing() {
+  std::optional<PlannedCandidate> placed = search_.recomputing(made_.budget, reserve(), made_.least);
   if (!placed) return placed;
   const Program& program = placed->made.program;
   const int64_t foreseen = reserve()(placed->of.finished.instructions()) + whole_pages(program.memory().bytes);
@@ -233,27 +233,28 @@ std::optional<Placed> JobPlanner::recomputing() {
 
 // --- with a disk ------------------------------------------------------------------------------------------------------------------------
 
-DiskLimits JobPlanner::disk_limits(const Program& resident) const {
-  return {
-      .budget = made_.budget,
-      .reserve = reserve(),
-      .disk_bytes = options_.nvme_budget,
-      .updates_can_wait_longer = job_.has_weights_used_late(),
-      .on_disk = [this](const Program& program) { return on_disk(program); },
-      .expected_on_disk = [this, slots = state_slots(options_), &resident](
-                              const StreamOutlook& outlook) { return most_on_disk(disk_need(outlook, resident, slots), before_, start_); }};
+DiskLimits JobPlanner::disk_limits(const Program& in_memory) const {
+  return {.budget = made_.budget,
+          .reserve = reserve(),
+          .disk_bytes = options_.nvme_budget,
+          .updates_can_wait_longer = job_.has_weights_used_late(),
+          .on_disk = [this](const Program& program) { return on_disk(program); },
+          .expected_on_disk =
+              [this, slots = state_slots(options_), &in_memory](const StreamOutlook& outlook) {
+                return most_on_disk(disk_need(outlook, in_memory, slots), before_, start_);
+              }};
 }
 
 // A smaller arena, and a disk for the rest, where the budget asks for it. None: nothing asks for it, or the budget is too small.
-std::optional<Placed> JobPlanner::with_disk(const Placed& resident) {
-  settle_reserve(resident, /*with_disk=*/true);
-  made_.least.budget = std::max(takes(resident.made.program), takes_planning());
+std::optional<PlannedCandidate> JobPlanner::with_disk(const PlannedCandidate& in_memory_plan) {
+  settle_reserve(in_memory_plan, /*with_disk=*/true);
+  made_.least.budget = std::max(takes(in_memory_plan.made.program), least_for_planning());
   if (options_.nvme_budget > 0) before_ = state_before(options_);
-  const DiskLimits limits = disk_limits(resident.made.program);
-  DiskSearch search(search_, resident, limits);
+  const DiskLimits limits = disk_limits(in_memory_plan.made.program);
+  DiskSearch search(search_, in_memory_plan, limits);
   const auto take_least = [&] {
-    Least least = search.least();
-    least.budget = std::max(least.budget, takes_planning());
+    SmallestBudget least = search.least();
+    least.budget = std::max(least.budget, least_for_planning());
     if (least.budget < made_.least.budget) made_.least = least;
   };
   const bool least_first = !search.finds_least_meanwhile();
@@ -262,7 +263,7 @@ std::optional<Placed> JobPlanner::with_disk(const Placed& resident) {
     if (!is_within_budget() || search.fits()) return std::nullopt;
   }
   const int64_t memory = made_.budget - made_.reserve;
-  if (search.may_pin() && may_pin(memory)) made_.pinning = whole_pages(pinning_bytes(memory));
+  if (search.leaves_room_to_pin() && may_pin(memory)) made_.pinning = whole_pages(pinning_bytes(memory));
   rates_.measure_disk(memory - made_.pinning);
   made_.disk = rates_.disk();
   DiskPlan plan = search.best(rates_.compute(), rates_.stream(), made_.pinning, /*dumps=*/!options_.dump_problem.empty());
@@ -287,17 +288,17 @@ void JobPlanner::settle_pinning(const Program& program) {
 
 // --- refusals ---------------------------------------------------------------------------------------------------------------------------
 
-void JobPlanner::refuse(const Placed& resident) {
-  const MemoryPeak peak = memory_peak(resident.made.program, resident.of.finished.pointers());
+void JobPlanner::refuse(const PlannedCandidate& in_memory_plan) {
+  const MemoryPeak peak = memory_peak(in_memory_plan.made.program, in_memory_plan.of.finished.pointers());
   const auto bytes = [&](Purpose purpose) { return peak.bytes[static_cast<size_t>(purpose)]; };
-  Least least = made_.least;
-  const int64_t taken = options_.budget_is_process ? process_memory().peak : 0;
+  SmallestBudget least = made_.least;
+  const int64_t taken = options_.budget_is_process ? job_.peak.bytes() : 0;
   if (taken > least.budget) least.budget = budget_above(taken);
   std::string more;
   if (options_.nvme_path.empty()) {  // as it would be found with one
-    settle_reserve(resident, /*with_disk=*/true);
-    const DiskLimits limits = disk_limits(resident.made.program);
-    const int64_t with_disk = std::max(DiskSearch(search_, resident, limits).least().budget, takes_planning());
+    settle_reserve(in_memory_plan, /*with_disk=*/true);
+    const DiskLimits limits = disk_limits(in_memory_plan.made.program);
+    const int64_t with_disk = std::max(DiskSearch(search_, in_memory_plan, limits).least().budget, least_for_planning());
     if (with_disk < least.budget) more = fmt::format("; with `nvme_path` on a disk, {} (`budget` {})", grouped(with_disk), with_disk);
   }
   throw error(ErrorCode::budget,
@@ -309,10 +310,11 @@ void JobPlanner::refuse(const Placed& resident) {
 }
 
 // Importing and planning have taken what they take in any case, unless the process is inside another allocator or library.
-void JobPlanner::check_peak() const {
-  if (!options_.budget_is_process || options_.budget == 0) return;
-  const int64_t peak = process_memory().peak;
-  if (peak <= options_.budget) return;
+void JobPlanner::check_peak() {
+  if (!options_.budget_is_process) return;
+  const int64_t peak = job_.peak.bytes();
+  if (options_.budget == 0 && peak > made_.least.budget) made_.least.budget = budget_above(peak);
+  if (options_.budget == 0 || peak <= options_.budget) return;
   const int64_t enough = budget_above(peak);
   throw error(ErrorCode::budget,
               "importing and planning took {} bytes, more than `budget` {}: the smallest budget that would do is {} bytes (`budget` {})",

@@ -1,4 +1,9 @@
 // From a job to its proven plan: how much of the budget is the program's own, which plan is looked for, and refusals.
+//
+// On the CPU, in this order: (1) plan with everything in memory, which sizes the reserve; (2) measure the CPU; (3) without a budget, take
+// what the machine has left as one; (4) if that plan doesn't fit: with `nvme_path`, search for the smallest budget and then the fastest
+// plan with a disk (DiskSearch); else, with `recompute` auto, recompute until it fits; (5) refuse with the smallest budget, or adopt the
+// plan and verify it.
 
 #pragma once
 
@@ -24,15 +29,15 @@ struct PlannedJob {
   std::vector<StreamForecast> forecasts{};    // by entry; empty where everything is in memory
   double bound = 0;                           // seconds of an optimizer step, with the disk
   Recomputed recomputed{};                    // of the first entry
-  Least least{};                              // the smallest budget that would do
+  SmallestBudget least{};                     // the smallest budget that would do
   int64_t budget = 0;                         // bytes; 0: none
   bool budget_is_machines = false;            // it is what the machine had left, not the user's
   DiskRates disk{};                           // as it was measured; zero where there is none
-  ProcessFootprint size{};
-  std::string device{};  // its name, where the program is for one with memory of its own
-  int64_t reserve = 0;   // bytes of the budget that aren't the arena's
-  int64_t pinning = 0;   // of these: what the kernel takes to pin the arena; 0 where it isn't pinned
-  int64_t resident = 0;  // bytes of the process when everything was planned, without the arena
+  ProcessFootprint footprint{};
+  std::string device{};            // its name, where the program is for one with memory of its own
+  int64_t reserve = 0;             // bytes of the budget that aren't the arena's
+  int64_t pinning = 0;             // of these: what the kernel takes to pin the arena; 0 where it isn't pinned
+  int64_t rss_after_planning = 0;  // bytes of the process when everything was planned, without the arena
 };
 
 // Measures the machine where that is needed. Throws Error(budget) with the smallest budget that would do, or the disk's.

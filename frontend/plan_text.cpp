@@ -42,7 +42,7 @@ std::string plan_text(const Job& job, const PlannedJob& planned, const MachineRa
   constexpr double kTogether = 1.05;  // of a disk that reads and writes at once: less is not worth a word
   const Options& options = job.options;
   const ComputeRates& compute = rates.compute();
-  const int threads = planned.size.threads;
+  const int threads = planned.footprint.threads;
   const std::string machine = report.device.empty() ? fmt::format("{} {}", threads, threads == 1 ? "thread" : "threads") : report.device;
   std::string text =
       fmt::format("machine     {} · {:.0f} GFLOP/s · {:.0f} GB/s", machine, report.machine_flops / 1e9, compute.bytes_per_second / 1e9);
@@ -51,9 +51,10 @@ std::string plan_text(const Job& job, const PlannedJob& planned, const MachineRa
         " · disk {}/s read, {}/s written{}, beside computing {}/s, {}/s", shown_bytes(planned.disk.read), shown_bytes(planned.disk.write),
         planned.disk.duplex >= kTogether ? fmt::format(" ({:.1f} x at once)", planned.disk.duplex) : "",
         shown_bytes(planned.disk.read * planned.disk.while_computing), shown_bytes(planned.disk.write * planned.disk.while_computing));
-  text += fmt::format("\nplan        in {:.1f} s · batch {}{} · {} entry points · smallest budget {} bytes", report.seconds,
-                      job.binding.batch, job.binding.sequence > 0 ? fmt::format(" x {}", job.binding.sequence) : "",
-                      planned.set.entries.size(), report.minimum_budget);
+  text += fmt::format("\nplan        in {:.1f} s · batch {}{} · {} · smallest budget {} bytes", report.seconds, job.binding.batch,
+                      job.binding.sequence > 0 ? fmt::format(" x {}", job.binding.sequence) : "",
+                      planned.set.entries.size() == 1 ? "1 entry point" : fmt::format("{} entry points", planned.set.entries.size()),
+                      report.minimum_budget);
   if (!report.minimum_op.empty()) text += fmt::format(", set by {}", planned.least.set_by());
   text += "\n" + memory_table(planned.program, planned.set.graphs(), frame_of(job, planned));
   if (report.host_bytes > 0)
@@ -74,8 +75,8 @@ std::string plan_text(const Job& job, const PlannedJob& planned, const MachineRa
   if (report.parts > 0)
     text += fmt::format("parts       {} weight{} in {} parts of up to {}\n", report.divided, report.divided == 1 ? "" : "s", report.parts,
                         shown(report.part_bytes));
-  if (planned.set.strategy.together > 1)
-    text += fmt::format("order       vertical: {} micro-batches of {} go through the model together\n", planned.set.strategy.together,
+  if (planned.set.strategy.joined_batches > 1)
+    text += fmt::format("order       vertical: {} micro-batches of {} go through the model together\n", planned.set.strategy.joined_batches,
                         options.gradient_accumulation_steps);
   if (!report.lengths.empty()) {
     std::vector<std::string> shares;
@@ -139,72 +140,73 @@ void write_plan_json(const Job& job, const PlannedJob& planned, const PlanReport
   }
   Json peaks{{"RAM", report.arena_bytes}, {"NVMe", report.disk_bytes}};
   if (!report.device.empty()) peaks = {{"GPU", peak.total}, {"RAM", report.host_bytes}, {"NVMe", report.disk_bytes}};
-  Json json{{"model", options.model},
-            {"budget_bytes", report.budget},
-            {"minimum_budget_bytes", report.minimum_budget},
-            {"minimum", {{"op", report.minimum_op}, {"entry", report.minimum_entry}}},
-            {"planned_peak_bytes", std::move(peaks)},
-            {"disk",
-             {{"state_file_bytes", report.state_bytes},
-              {"state_slots", report.state_slots},
-              {"spill_bytes", report.disk_bytes - report.state_bytes}}},
-            {"disk_read_per_step", report.disk_read_per_step},
-            {"disk_written_per_step", report.disk_written_per_step},
-            {"disk_peak", {{"bytes", report.disk_peak_bytes}, {"op", report.disk_peak_op}}},
-            {"disk_written_per_run", report.disk_written_in_all},
-            {"disk_endurance_share", report.endurance_share},
-            {"stalled_ms_per_step", report.stalled_milliseconds},
-            {"slowed_ms_per_step", report.slowed_milliseconds},
-            {"computing_ms_per_step", report.computing_milliseconds},
-            {"disk_ms_per_step", {{"read", report.reading_milliseconds}, {"write", report.writing_milliseconds}}},
-            {"bounded_by", report.bounded_by},
-            {"lower_bound_ms_per_step", report.bound_milliseconds},
-            {"planning_seconds", report.seconds},
-            {"moves", moves},
-            {"recompute",
-             {{"kept", report.saved_kept},
-              {"kept_bytes", report.saved_kept_bytes},
-              {"recomputed", report.saved_recomputed},
-              {"recomputed_bytes", report.saved_recomputed_bytes},
-              {"ms_per_step", report.recompute_milliseconds}}},
-            {"micro_batches", {{"of_step", options.gradient_accumulation_steps}, {"together", report.micro_batches_together}}},
-            {"parts", {{"weights", report.divided}, {"parts", report.parts}, {"largest_bytes", report.part_bytes}}},
-            {"updates_in_next_step", report.updates_in_next_step},
-            {"peak_live_bytes", report.peak_live_bytes},
-            {"peak",
-             {{"entry", report.peak_entry},
-              {"op", report.peak_op},
-              {"program", peak.program},
-              {"weights", peak.weights},
-              {"gradients", peak.gradients},
-              {"optimizer", peak.optimizer},
-              {"activations", peak.activations},
-              {"workspace", peak.workspace},
-              {"gaps", peak.gaps},
-              {"total", peak.total}}},
-            {"program",
-             {{"resident_when_planned", planned.resident},
-              {"threads", planned.size.threads},
-              {"instructions", planned.size.instructions},
-              {"kernels", planned.size.kernels},
-              {"file_nodes", planned.size.file_nodes},
-              {"tensors", planned.size.parameters},
-              {"constant_bytes", planned.size.constant_bytes},
-              {"data_bytes", planned.size.data_bytes}}},
-            {"parameters", report.parameters},
-            {"trainable_parameters", report.trainable_parameters},
-            {"groups", of_groups},
-            {"batch", report.batch},
-            {"sequence", report.sequence},
-            {"lengths", lengths},
-            {"train_samples", report.train_samples},
-            {"valid_samples", report.valid_samples},
-            {"total_steps", report.total_steps},
-            {"flops_per_step", report.flops_per_step},
-            {"predicted_ms_per_step", report.predicted_milliseconds},
-            {"machine",
-             {{"threads", planned.size.threads}, {"flops", report.machine_flops}, {"bytes_per_second", report.machine_bytes_per_second}}},
-            {"memory", memory}};
+  Json json{
+      {"model", options.model},
+      {"budget_bytes", report.budget},
+      {"minimum_budget_bytes", report.minimum_budget},
+      {"minimum", {{"op", report.minimum_op}, {"entry", report.minimum_entry}}},
+      {"planned_peak_bytes", std::move(peaks)},
+      {"disk",
+       {{"state_file_bytes", report.state_bytes},
+        {"state_slots", report.state_slots},
+        {"spill_bytes", report.disk_bytes - report.state_bytes}}},
+      {"disk_read_per_step", report.disk_read_per_step},
+      {"disk_written_per_step", report.disk_written_per_step},
+      {"disk_peak", {{"bytes", report.disk_peak_bytes}, {"op", report.disk_peak_op}}},
+      {"disk_written_per_run", report.disk_written_in_all},
+      {"disk_endurance_share", report.endurance_share},
+      {"stalled_ms_per_step", report.stalled_milliseconds},
+      {"slowed_ms_per_step", report.slowed_milliseconds},
+      {"computing_ms_per_step", report.computing_milliseconds},
+      {"disk_ms_per_step", {{"read", report.reading_milliseconds}, {"write", report.writing_milliseconds}}},
+      {"bounded_by", report.bounded_by},
+      {"lower_bound_ms_per_step", report.bound_milliseconds},
+      {"planning_seconds", report.seconds},
+      {"moves", moves},
+      {"recompute",
+       {{"kept", report.saved_kept},
+        {"kept_bytes", report.saved_kept_bytes},
+        {"recomputed", report.saved_recomputed},
+        {"recomputed_bytes", report.saved_recomputed_bytes},
+        {"ms_per_step", report.recompute_milliseconds}}},
+      {"micro_batches", {{"of_step", options.gradient_accumulation_steps}, {"together", report.micro_batches_together}}},
+      {"parts", {{"weights", report.divided}, {"parts", report.parts}, {"largest_bytes", report.part_bytes}}},
+      {"updates_in_next_step", report.updates_in_next_step},
+      {"peak_live_bytes", report.peak_live_bytes},
+      {"peak",
+       {{"entry", report.peak_entry},
+        {"op", report.peak_op},
+        {"program", peak.program},
+        {"weights", peak.weights},
+        {"gradients", peak.gradients},
+        {"optimizer", peak.optimizer},
+        {"activations", peak.activations},
+        {"workspace", peak.workspace},
+        {"gaps", peak.gaps},
+        {"total", peak.total}}},
+      {"program",
+       {{"resident_when_planned", planned.rss_after_planning},
+        {"threads", planned.footprint.threads},
+        {"instructions", planned.footprint.instructions},
+        {"kernels", planned.footprint.kernels},
+        {"file_nodes", planned.footprint.file_nodes},
+        {"tensors", planned.footprint.parameters},
+        {"constant_bytes", planned.footprint.constant_bytes},
+        {"data_bytes", planned.footprint.data_bytes}}},
+      {"parameters", report.parameters},
+      {"trainable_parameters", report.trainable_parameters},
+      {"groups", of_groups},
+      {"batch", report.batch},
+      {"sequence", report.sequence},
+      {"lengths", lengths},
+      {"train_samples", report.train_samples},
+      {"valid_samples", report.valid_samples},
+      {"total_steps", report.total_steps},
+      {"flops_per_step", report.flops_per_step},
+      {"predicted_ms_per_step", report.predicted_milliseconds},
+      {"machine",
+       {{"threads", planned.footprint.threads}, {"flops", report.machine_flops}, {"bytes_per_second", report.machine_bytes_per_second}}},
+      {"memory", memory}};
   write_report(options.plan_json, json.dump(2, ' ', false, Json::error_handler_t::replace) + "\n");
 }
 

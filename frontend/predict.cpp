@@ -39,13 +39,16 @@ int64_t choose(const float* logits, int64_t count, const Vocabulary& vocabulary,
 std::string sample_text(const Job& job, const EntrySet& set, Runtime& runtime, const Continuation& wanted_text,
                         const std::atomic<bool>& stop) {
   const auto& [prompt, length, temperature, seed] = wanted_text;
+  if (length < 0) throw error(ErrorCode::usage, "a text of {} tokens can't be written", length);
+  if (!(temperature >= 0 && std::isfinite(temperature)))
+    throw error(ErrorCode::usage, "a text can't be written at a temperature of {}: give 0 or more", temperature);
   const Binding& binding = job.binding;
   const Vocabulary& vocabulary = *job.data.vocabulary;
   const size_t index = static_cast<size_t>(set.find({.kind = EntryKind::predict}));
   const JobEntry& entry = set.entries[index];
-  const Graph& graph = entry.job.graph;
+  const Graph& graph = entry.built.graph;
   ValueId logits = kNone;
-  for (ValueId output : entry.job.outputs) {
+  for (ValueId output : entry.built.outputs) {
     if (job.options.output.empty() ? logits == kNone : graph.output_name(output) == job.options.output) logits = output;
   }
   const ValueId input = graph.find_value(binding.fed[0].input);
@@ -99,7 +102,7 @@ std::map<std::string, std::vector<float>> predict_batch(const Binding& binding, 
                                                         const std::map<std::string, std::vector<float>>& reals) {
   const size_t index = static_cast<size_t>(set.find({.kind = EntryKind::predict}));
   const JobEntry& entry = set.entries[index];
-  const Graph& graph = entry.job.graph;
+  const Graph& graph = entry.built.graph;
   const auto refuse_unknown = [&](const std::string& name) {
     const ValueId id = graph.find_value(name);
     if (std::find(graph.inputs.begin(), graph.inputs.end(), id) != graph.inputs.end()) return;
@@ -111,7 +114,10 @@ std::map<std::string, std::vector<float>> predict_batch(const Binding& binding, 
     throw error(ErrorCode::usage, "the model reads no input '{}'{}", name,
                 names.empty() ? "" : fmt::format("; it reads '{}'", fmt::join(names, "', '")));
   };
-  for (const auto& [name, values] : integers) refuse_unknown(name);
+  for (const auto& [name, values] : integers) {
+    refuse_unknown(name);
+    if (reals.contains(name)) throw error(ErrorCode::usage, "input '{}' is given twice, as integers and as real numbers", name);
+  }
   for (const auto& [name, values] : reals) refuse_unknown(name);
   for (ValueId id : graph.inputs) {
     const Value& input = graph.value(id);
@@ -134,7 +140,7 @@ std::map<std::string, std::vector<float>> predict_batch(const Binding& binding, 
   }
   runtime.run(index);
   std::map<std::string, std::vector<float>> outputs;
-  for (ValueId id : entry.job.outputs) {
+  for (ValueId id : entry.built.outputs) {
     const Value& output = graph.value(id);
     if (output.dtype != DType::float32) continue;
     std::vector<float>& values = outputs[graph.output_name(id)];

@@ -79,11 +79,19 @@ void refuse_foreign_reports(const Options& options) {
     }
     others.push_back({canonical(options.log_file), "is the run's log"});
   }
+  // What saving makes or renames.
+  const auto is_checkpoint = [&](const fs::path& path) {
+    const std::string name = path.filename().string();
+    return path.parent_path() == canonical(options.output_dir) && (name.starts_with("checkpoint-") || name.starts_with(".tmp-"));
+  };
+  if (!options.log_file.empty() && is_checkpoint(canonical(options.log_file)))
+    throw error(ErrorCode::usage, "`log_file` {}: is where checkpoints go; choose another file", options.log_file);
   for (const Report& report : reports_of(options)) {
     const auto refuse = [&](std::string_view why) {
       return error(ErrorCode::usage, "`{}` {}: {}; choose another file", report.option, report.path, why);
     };
     const fs::path path = canonical(report.path);
+    if (is_checkpoint(path)) throw refuse("is where checkpoints go");
     std::error_code code;
     const bool is_there = fs::exists(path, code), is_regular = fs::is_regular_file(path, code);
     if (is_there && fs::is_directory(path, code)) throw refuse("is a folder");

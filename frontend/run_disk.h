@@ -24,7 +24,7 @@ DiskNeed disk_need(const Program& program, int slots);
 // Of a plan without addresses; `other` is any program of the job.
 DiskNeed disk_need(const StreamOutlook& outlook, const Program& other, int slots);
 
-// The state files in the folder of the disk tier to which the checkpoints in the output folder refer.
+// The state files in the folder `nvme_path` to which the checkpoints in the output folder refer.
 struct StateBefore {
   int64_t size = 0;  // of the file, all its slots
   int64_t held = 0;  // bytes that it takes; of all, where there are several
@@ -34,7 +34,7 @@ StateBefore state_before(const Options& options);
 // stays until a checkpoint refers to the new one.
 int64_t most_on_disk(const DiskNeed& need, const StateBefore& before, const RunStart& start);
 
-// Removes what runs before this one have left in the folder of the disk tier, and tells of what it leaves.
+// Removes what runs before this one have left in the folder `nvme_path`, and tells of what it leaves.
 void tidy_disk(const Options& options, const Note& note);
 
 struct OpenedDisk {

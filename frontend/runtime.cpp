@@ -88,7 +88,7 @@ void Runtime::allocate() {
 void Runtime::collect_tensors() {
   std::map<std::string, const Value*> values;  // what lives across runs, in any of the graphs
   for (const JobEntry& entry : planned_.set.entries) {
-    const Graph& graph = entry.job.graph;
+    const Graph& graph = entry.built.graph;
     for (const ValueKind kind : {ValueKind::parameter, ValueKind::optimizer_state}) {
       for (const ValueId id : graph.values_of(kind)) values.emplace(graph.value(id).name, &graph.value(id));
     }
@@ -122,7 +122,7 @@ void Runtime::collect_tensors() {
   }
   std::string description;
   for (const auto& [name, type] : wholes) description += fmt::format("{}: {}\n", name, to_string(type));
-  for (const auto& [parameter, slices] : planned_.set.entries[0].job.slices) {  // packs of one name and size may have other members
+  for (const auto& [parameter, slices] : planned_.set.entries[0].built.slices) {  // packs of one name and size may have other members
     if (slices.size() == 1)
       description += fmt::format("{}: {} bytes of {} from {}\n", parameter, slices[0].bytes, slices[0].name, slices[0].offset);
   }
@@ -161,7 +161,7 @@ void Runtime::check_device_memory() const {
   const int64_t used = used_device_bytes(), budget = job_.options.budget;
   if (planned_.discrete_device == nullptr || budget == 0 || used <= budget) return;
   const int64_t over = used - budget, least = planned_.least.budget + over;
-  throw LateMemory(
+  throw LibrariesOverBudget(
       fmt::format("the GPU's memory holds {} bytes with all that the libraries have loaded, {} more than `budget` {}: the smallest budget "
                   "that would do is {} bytes (`budget` {}), if no other process takes memory there meanwhile",
                   grouped(used), grouped(over), budget, grouped(least), least),
@@ -169,7 +169,7 @@ void Runtime::check_device_memory() const {
 }
 
 void Runtime::end_loading() {
-  for (JobEntry& entry : planned_.set.entries) release_constants(entry.job.graph);
+  for (JobEntry& entry : planned_.set.entries) release_constants(entry.built.graph);
   for (Persistent& value : planned_.program.persistent) value.initial.reset();
   if (job_.options.budget_is_process) release_free_heap();
 }
@@ -190,7 +190,7 @@ bool Runtime::run(size_t entry, const std::atomic<bool>* until) {
   try {
     if (!executor_.run(entry, until)) return false;
   } catch (const std::exception& problem) {
-    const Graph& graph = planned_.set.entries[entry].job.graph;
+    const Graph& graph = planned_.set.entries[entry].built.graph;
     const auto& nodes = graph.order();
     if (std::any_of(nodes.begin(), nodes.end(), [&](NodeId id) { return !graph.node(id).op->writes.empty(); }))
       fail(fmt::format("a step ended half way: {}", problem.what()));
@@ -229,7 +229,7 @@ const TensorType& Runtime::type_of(const std::string& name) const {
 }
 
 std::vector<Slice> Runtime::slices_of(const std::string& parameter) const {
-  const auto& known = planned_.set.entries[0].job.slices;
+  const auto& known = planned_.set.entries[0].built.slices;
   if (const auto found = known.find(parameter); found != known.end()) return found->second;
   const Persistent* value = find_persistent(planned_.program, parameter);
   if (value == nullptr) return {};  // nothing reads it
@@ -242,7 +242,11 @@ bool Runtime::is_unchanged(const Weight& weight) const {
                      [&](const Slice& slice) { return find_persistent(planned_.program, slice.name)->read_only; });
 }
 
-void Runtime::load_weights(Weights which) { content_.unchanged = WeightLoader(*this, job_).load(which == Weights::unchanged); }
+void Runtime::load_weights(Weights which) {
+  check_model_files(job_.info);
+  content_.unchanged = WeightLoader(*this, job_).load(which == Weights::unchanged);
+  check_model_files(job_.info);  // while they were read
+}
 
 StateFile* Runtime::fill_slots() {
   if (!disk_ || disk_->state() == nullptr) return nullptr;

@@ -23,9 +23,9 @@ namespace ort_train {
 
 // What the libraries of a device with memory of its own keep there, once they have loaded all their kernels, is more than was set aside,
 // and the budget is passed by so many bytes.
-class LateMemory : public Error {
+class LibrariesOverBudget : public Error {
  public:
-  LateMemory(const std::string& message, int64_t over) : Error(ErrorCode::budget, message), over_(over) {}
+  LibrariesOverBudget(const std::string& message, int64_t over) : Error(ErrorCode::budget, message), over_(over) {}
   int64_t over() const { return over_; }
 
  private:
@@ -40,8 +40,8 @@ class Runtime {
   // --- before the first run, in this order
   // Takes the memory. Throws Error(budget) where there isn't so much.
   void allocate();
-  // Opens the files on the disk, and attaches the executor. Throws LateMemory. True where the run goes on with its checkpoint's state file,
-  // so that nothing has to be read.
+  // Opens the files on the disk, and attaches the executor. Throws LibrariesOverBudget. True where the run goes on with its checkpoint's
+  // state file, so that nothing has to be read.
   bool open_files(const RunStart& start, const SavedSlots& saved);
   // From the model's file: all of them, or those that the job doesn't change, where the others come from a checkpoint.
   enum class Weights : uint8_t { all, unchanged };
@@ -79,7 +79,8 @@ class Runtime {
   bool read_original(const Weight& weight, const ByteSink& sink) const;
   std::string weights_hash() const;
   const CheckpointContent& content() const { return content_; }
-  // Brings to the state file what lives in memory; the rest is there. Null where the run has none.
+  // Writes the tensors that live in memory to the state file. Null where the run has none, or it was deleted (then a note says so, and the
+  // checkpoint is written in full).
   StateFile* fill_slots();
 
   SpillDisk* disk() const { return disk_.get(); }  // null: there is none

@@ -31,13 +31,13 @@ void write_unscaled(std::span<const std::byte> bytes, DType dtype, float loss_sc
 
 void write_gradients(const Job& job, const PlannedJob& planned, Runtime& runtime, size_t index, float loss_scale) {
   const JobEntry& entry = planned.set.entries[index];
-  const Graph& graph = entry.job.graph;
+  const Graph& graph = entry.built.graph;
   std::map<std::string, ValueId> gradients;
   std::map<std::string, std::string> accumulated;  // parameter -> accumulator
-  for (const auto& [parameter, whole] : entry.job.gradients) {
-    if (entry.job.accumulators.empty()) gradients[graph.value(parameter).name] = whole;
+  for (const auto& [parameter, whole] : entry.built.gradients) {
+    if (entry.built.accumulators.empty()) gradients[graph.value(parameter).name] = whole;
   }
-  for (const auto& [parameter, uses] : entry.job.accumulators) {
+  for (const auto& [parameter, uses] : entry.built.accumulators) {
     // Added up where they are: the first holds the sum, the others zero, which leaves the sum that the update makes what it is.
     const std::string& first = graph.value(uses[0]).name;
     for (size_t use = 1; use < uses.size(); ++use) {

@@ -72,7 +72,7 @@ void write_blocks(SafetensorsWriter& writer, const StateTensor& piece, std::span
 }  // namespace
 
 void write_optimizer_state(const Job& job, const PlannedJob& planned, const CheckpointContent& content, int64_t step) {
-  const EntryGraph& main = planned.set.entries[0].job;
+  const EntryGraph& main = planned.set.entries[0].built;
   const std::string& path = job.options.save_optimizer_state;
   std::map<std::string, Whole> wholes;
   for (const StateTensor& piece : content.optimizer) {

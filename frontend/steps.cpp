@@ -31,7 +31,7 @@ const JobEntry& Steps::entry_for(EntryWanted wanted, const Batch& batch, size_t*
 
 // An entry of a step makes the update that was deferred, if one was; before another runs, apply_deferred() has.
 bool Steps::run(size_t index, const std::atomic<bool>* until) {
-  const EntryGraph& job = planned_.set.entries[index].job;
+  const EntryGraph& job = planned_.set.entries[index].built;
   require(!deferred_ || !job.deferred_scalars.empty(), "a deferred update would be lost");
   runtime_.check_usable();
   if (deferred_) set_update(index, job.deferred_scalars, job.deferred_loss_scale, *deferred_);
@@ -54,13 +54,13 @@ std::function<float(ValueId)> Steps::scalars(size_t index) const {
 
 // --- inputs -----------------------------------------------------------------------------------------------------------------------------
 
-void Steps::set_number(size_t index, ValueId input, float number) {
+void Steps::set_scalar(size_t index, ValueId input, float number) {
   const auto to = input == kNone ? std::span<std::byte>() : runtime_.place(index, input);
   if (!to.empty()) std::memcpy(to.data(), &number, sizeof(number));
 }
 
 void Steps::set_update(size_t index, const std::vector<ValueId>& scalars, ValueId loss_scale, const UpdateNumbers& update) {
-  set_number(index, loss_scale, update.loss_scale);
+  set_scalar(index, loss_scale, update.loss_scale);
   for (size_t group = 0; group < scalars.size(); ++group) {
     std::vector<float> numbers = job_.optimizer.scalars(update.t, update.learning_rates.at(group));
     if (job_.types.low_weights)
@@ -80,22 +80,22 @@ void Steps::set_random(size_t index, ValueId input, int64_t number, int64_t firs
 
 // Each loss's gradient begins with its weight / number of counted labels.
 void Steps::set_loss_gradients(size_t index, const LossMeans& means, float loss_scale) {
-  const EntryGraph& job = planned_.set.entries[index].job;
+  const EntryGraph& job = planned_.set.entries[index].built;
   for (size_t i = 0; i < job.losses.size(); ++i) {
     const double counted = means.counted[i];
-    set_number(index, job.losses[i].inverse_count, counted > 0 ? static_cast<float>(job.losses[i].weight / counted) : 0.0f);
+    set_scalar(index, job.losses[i].inverse_count, counted > 0 ? static_cast<float>(job.losses[i].weight / counted) : 0.0f);
   }
-  set_number(index, job.loss_scale, loss_scale);
+  set_scalar(index, job.loss_scale, loss_scale);
 }
 
 // --- a step -----------------------------------------------------------------------------------------------------------------------------
 
-StepResult Steps::step(const Window& window, int64_t number, const UpdateNumbers& update, bool save) {
+StepResult Steps::step(const StepBatches& window, int64_t number, const UpdateNumbers& update, bool save) {
   LossMeans means = count_labels(window.batches);
   size_t last = 0;    // the entry that ran last
   int64_t first = 0;  // samples of the window before this batch
   std::span<const Batch> left = window.batches;
-  const auto together = static_cast<size_t>(planned_.set.strategy.together);
+  const auto together = static_cast<size_t>(planned_.set.strategy.joined_batches);
   const auto is_full = [&](const Batch& batch) { return static_cast<int64_t>(batch.samples.size()) == job_.binding.batch; };
   for (; together > 1 && left.size() >= together; left = left.subspan(together)) {
     const auto batches = left.first(together);
@@ -112,11 +112,11 @@ StepResult Steps::step(const Window& window, int64_t number, const UpdateNumbers
 
 // What the losses of a window are divided by. Of labels that are counted, with one micro-batch its entry's feed counts them itself.
 LossMeans Steps::count_labels(std::span<const Batch> batches) {
-  LossMeans means(planned_.set.entries[0].job.losses);
+  LossMeans means(planned_.set.entries[0].built.losses);
   for (const Batch& batch : batches) {
     size_t index = 0;
     const JobEntry& entry = entry_for(train_entry(), batch, &index);
-    means.count_batch(entry.job.losses, static_cast<int64_t>(batch.samples.size()), 1);
+    means.count_batch(entry.built.losses, static_cast<int64_t>(batch.samples.size()), 1);
     if (planned_.set.micro_batches > 1) feeds_[index]->count(batch.samples, means.counted);
   }
   return means;
@@ -124,7 +124,7 @@ LossMeans Steps::count_labels(std::span<const Batch> batches) {
 
 size_t Steps::run_batch(const Batch& batch, int64_t number, int64_t first, const UpdateNumbers& update, LossMeans& means) {
   size_t index = 0;
-  const EntryGraph& job = entry_for(train_entry(), batch, &index).job;
+  const EntryGraph& job = entry_for(train_entry(), batch, &index).built;
   std::vector<double> here(means.counted.size());
   feeds_[index]->fill(batch.samples, places(index), here);
   if (planned_.set.micro_batches == 1) means.add_labels(here);
@@ -142,18 +142,18 @@ size_t Steps::run_joined(std::span<const Batch> batches, int64_t number, int64_t
   const auto index = static_cast<size_t>(planned_.set.find(wanted));
   const JobEntry& entry = planned_.set.entries[index];
   Feed& feed = *feeds_[0];  // one micro-batch's
-  const ValueId random = entry.job.graph.find_value(kRandomInput);
+  const ValueId random = entry.built.graph.find_value(kRandomInput);
   std::vector<std::vector<double>> here(batches.size(), std::vector<double>(means.counted.size()));
   for (size_t i = 0; i < batches.size(); ++i) {
     const auto samples = static_cast<int64_t>(batches[i].samples.size());
     feed.fill(
-        batches[i].samples, [&](ValueId value) { return runtime_.place(index, entry.together[i][value]); }, here[i]);
-    if (random != kNone) set_random(index, entry.together[i][random], number, first + static_cast<int64_t>(i) * samples, samples);
+        batches[i].samples, [&](ValueId value) { return runtime_.place(index, entry.values_of_batch[i][value]); }, here[i]);
+    if (random != kNone) set_random(index, entry.values_of_batch[i][random], number, first + static_cast<int64_t>(i) * samples, samples);
   }
   set_loss_gradients(index, means, loss_scale);
   run(index);
   for (size_t i = 0; i < batches.size(); ++i)
-    means.add_losses(entry.job.losses, here[i], [&](ValueId value) { return runtime_.scalar(index, entry.together[i][value]); });
+    means.add_losses(entry.built.losses, here[i], [&](ValueId value) { return runtime_.scalar(index, entry.values_of_batch[i][value]); });
   return index;
 }
 
@@ -168,10 +168,10 @@ StepResult Steps::finish_step(size_t index, const UpdateNumbers& update, bool sa
     deferred_ = update;
   } else if (accumulate) {
     index = static_cast<size_t>(set.find({.kind = EntryKind::update}));
-    set_update(index, set.entries[index].job.scalars, set.entries[index].job.loss_scale, update);
+    set_update(index, set.entries[index].built.scalars, set.entries[index].built.loss_scale, update);
     run(index);
   }
-  const float norm = runtime_.scalar(index, set.entries[index].job.grad_norm);
+  const float norm = runtime_.scalar(index, set.entries[index].built.grad_norm);
   if (save && !used_up) save_gradients();  // after the norm: it may use the memory
   return {
       .loss = means.loss(), .grad_norm = static_cast<double>(unscaled_norm(norm, update.loss_scale)), .any_label_counted = means.counts()};
@@ -183,7 +183,7 @@ Evaluated Steps::evaluate(const std::atomic<bool>& stop) {
   const SampleRange& range = job_.valid_range;
   const int64_t batch_size = job_.binding.batch, most = job_.options.eval_batches;
   Evaluated result{.loss = std::numeric_limits<double>::quiet_NaN()};
-  LossMeans means(planned_.set.entries[0].job.losses);
+  LossMeans means(planned_.set.entries[0].built.losses);
   const int64_t usable = job_.batching(range).usable();
   for (int64_t at = 0; at < usable && (most == 0 || result.batches < most); ++result.batches) {
     std::vector<int64_t> taken;
@@ -196,9 +196,9 @@ Evaluated Steps::evaluate(const std::atomic<bool>& stop) {
     if (!run(index, &stop)) return result;
     // The mean of a model's own loss is weighted by samples, so that a short last batch counts for what it is.
     const auto samples = static_cast<double>(batch.samples.size());
-    means.count_batch(entry.job.losses, static_cast<int64_t>(batch.samples.size()), samples);
+    means.count_batch(entry.built.losses, static_cast<int64_t>(batch.samples.size()), samples);
     means.add_labels(here);
-    means.add_losses(entry.job.losses, here, scalars(index), samples);
+    means.add_losses(entry.built.losses, here, scalars(index), samples);
   }
   if (means.counts()) result.loss = means.loss();
   return result;

@@ -39,7 +39,7 @@ class Steps {
 
   // The optimizer step of that number. Its update may be deferred: what reads weights then calls apply_deferred() first. `save_gradients`:
   // writes Options::save_gradients.
-  StepResult step(const Window& window, int64_t number, const UpdateNumbers& update, bool save_gradients);
+  StepResult step(const StepBatches& window, int64_t number, const UpdateNumbers& update, bool save_gradients);
   // Makes the update that is deferred, if one is.
   void apply_deferred();
   // On the held-out samples; `stop` ends it.
@@ -57,7 +57,7 @@ class Steps {
   size_t run_joined(std::span<const Batch> batches, int64_t number, int64_t first, float loss_scale, LossMeans& means);
   StepResult finish_step(size_t index, const UpdateNumbers& update, bool save, const LossMeans& means);
   // Inputs; kNone: nothing.
-  void set_number(size_t index, ValueId input, float number);
+  void set_scalar(size_t index, ValueId input, float number);
   void set_loss_gradients(size_t index, const LossMeans& means, float loss_scale);
   void set_update(size_t index, const std::vector<ValueId>& scalars, ValueId loss_scale, const UpdateNumbers& update);
   void set_random(size_t index, ValueId input, int64_t number, int64_t first, int64_t samples);

@@ -45,7 +45,7 @@ struct Trainer::Impl {
 
   void build();
   Loop& running();  // throws Error(usage) where a second plan was refused
-  template <typename Body> auto in_memory(Body&& body) -> decltype(body());
+  template <typename Body> auto replanning_once(Body&& body) -> decltype(body());
   template <typename Body> auto call(Body&& body) -> decltype(body());  // any but train()
 
   const Options options;
@@ -96,12 +96,12 @@ void Trainer::Impl::build() {
   loop.emplace(*job, planned, *runtime, report, start, callbacks, stop);
 }
 
-// The first call takes memory. If the device's libraries turn out to keep more of it than was set aside, there is another plan, which
-// knows.
-template <typename Body> auto Trainer::Impl::in_memory(Body&& body) -> decltype(body()) {
+// The first call allocates memory. If the GPU's libraries then hold more than was reserved, plan again with that amount set aside, and
+// retry once.
+template <typename Body> auto Trainer::Impl::replanning_once(Body&& body) -> decltype(body()) {
   try {
     return body();
-  } catch (const LateMemory& late) {
+  } catch (const LibrariesOverBudget& late) {
     kept_by_libraries += late.over();
     note("the GPU's libraries keep more memory than was set aside for them: planning once more");
   }
@@ -114,8 +114,8 @@ Loop& Trainer::Impl::running() {
   return *loop;
 }
 
-// A call does its work whatever was asked to stop before it. Such a request is still there behind it for a train() that is under way (the
-// call comes from a callback) or that is yet to come.
+// evaluate(), sample() and predict() ignore a stop request that was made before them. It is restored afterwards, for a train() that is
+// running (the call comes from a callback) or still to come.
 template <typename Body> auto Trainer::Impl::call(Body&& body) -> decltype(body()) {
   struct Request {
     Impl& trainer;
@@ -127,7 +127,7 @@ template <typename Body> auto Trainer::Impl::call(Body&& body) -> decltype(body(
   };
   return boundary.call([&] {
     const Request request{*this, stop.exchange(false, std::memory_order_relaxed)};
-    return in_memory(body);
+    return replanning_once(body);
   });
 }
 
@@ -139,7 +139,7 @@ Trainer::Trainer(const Options& options, Callbacks callbacks, const DeviceChoice
 Trainer::~Trainer() = default;
 const PlanReport& Trainer::plan() const { return impl_->report; }
 Summary Trainer::train() {
-  return impl_->boundary.call([&] { return impl_->in_memory([&] { return impl_->running().train(); }); });
+  return impl_->boundary.call([&] { return impl_->replanning_once([&] { return impl_->running().train(); }); });
 }
 double Trainer::evaluate() {
   return impl_->call([&] { return impl_->running().evaluate().loss; });

@@ -31,11 +31,15 @@ std::vector<bool> depends_on_parameters(const Graph& graph) {
   return wanted;
 }
 
-std::vector<bool> reaches(const Graph& graph, const std::vector<ValueId>& values) {
+bool is_step(const Node& node) { return node.op->traits.is_step; }
+
+// `around_steps`: not through step functions.
+std::vector<bool> reaches(const Graph& graph, const std::vector<ValueId>& values, bool around_steps = false) {
   std::vector<bool> useful(graph.value_count());
   for (const ValueId id : values) useful[id] = true;
   for (auto at = graph.order().rbegin(); at != graph.order().rend(); ++at) {
     const Node& node = graph.node(*at);
+    if (around_steps && is_step(node)) continue;
     if (!std::any_of(node.outputs.begin(), node.outputs.end(), [&](ValueId v) { return v != kNone && useful[v]; })) continue;
     for (ValueId input : node.inputs) {
       if (input != kNone) useful[input] = is_floating(graph.value(input).dtype);
@@ -47,6 +51,38 @@ std::vector<bool> reaches(const Graph& graph, const std::vector<ValueId>& values
 bool on_the_way(const Node& node, const std::vector<bool>& wanted, const std::vector<bool>& useful) {
   return std::any_of(node.outputs.begin(), node.outputs.end(), [&](ValueId v) { return v != kNone && useful[v] && wanted[v]; }) &&
          std::any_of(node.inputs.begin(), node.inputs.end(), [&](ValueId v) { return v != kNone && wanted[v]; });
+}
+
+// Whether x + (step(x) - x) is made of a step function, or x - (x - step(x)): a straight-through estimator, whose difference was detached
+// in PyTorch. Files don't have that, and the gradient of what they say is zero.
+bool is_straight_through(const Graph& graph, NodeId step) {
+  constexpr int kFar = 6;
+  std::vector<ValueId> of_step{graph.node(step).outputs[0]};  // and what is made of it, element by element
+  const auto readers = [&](ValueId value, const auto& visit) {
+    for (const NodeId id : graph.order()) {
+      const Node& node = graph.node(id);
+      if (std::find(node.inputs.begin(), node.inputs.end(), value) != node.inputs.end()) visit(node);
+    }
+  };
+  const auto is = [](const Node& node, std::string_view op) { return node.op->name == op; };
+  bool found = false;
+  for (size_t i = 0; i < of_step.size() && i < kFar && !found; ++i) {
+    const ValueId value = of_step[i];
+    readers(value, [&](const Node& node) {
+      if (is(node, "Sub")) {
+        const bool is_first = node.inputs[0] == value;
+        const ValueId other = node.inputs[is_first ? 1 : 0];
+        readers(node.outputs[0], [&](const Node& sum) {
+          if (is_first && is(sum, "Add")) found |= sum.inputs[0] == other || sum.inputs[1] == other;
+          if (!is_first && is(sum, "Sub")) found |= sum.inputs[0] == other;
+        });
+      }
+      for (const std::string_view op : {"Mul", "Div", "Add", "Sub", "Clip", "Cast"}) {
+        if (is(node, op)) of_step.push_back(node.outputs[0]);
+      }
+    });
+  }
+  return found;
 }
 
 // Addends that can be made as one become one, in the place of the first.
@@ -100,7 +136,7 @@ std::vector<std::vector<ValueId>> go_backward(Graph& graph, const std::vector<Se
   for (size_t position = forward.size(); position-- > 0;) {
     const NodeId id = forward[position];
     const Node node = graph.node(id);  // a copy: emitting moves the nodes
-    if (!on_the_way(node, wanted, useful)) continue;
+    if (!node.op->gradient || !on_the_way(node, wanted, useful)) continue;
     std::vector<ValueId> output_gradients;
     for (ValueId output : node.outputs) {
       Builder builder(graph, stage);
@@ -132,14 +168,28 @@ ValueId add_up(Builder& builder, const std::vector<ValueId>& addends) {
 
 std::vector<Blocker> find_blockers(const Graph& graph, const std::vector<ValueId>& values) {
   const std::vector<bool> wanted = depends_on_parameters(graph), useful = reaches(graph, values);
+  const std::vector<bool> around = reaches(graph, values, /*around_steps=*/true);
+  std::vector<bool> stuck(graph.value_count());  // what depends on parameters whose ways all lead through step functions
+  for (const ValueId id : graph.parameters()) stuck[id] = graph.value(id).trainable && useful[id] && !around[id];
+  spread(graph, stuck);
   std::vector<Blocker> blockers;
   for (NodeId id : graph.order()) {
     const Node& node = graph.node(id);
     if (node.op->gradient || !on_the_way(node, wanted, useful)) continue;
+    if (is_step(node) && !on_the_way(node, stuck, useful) && !is_straight_through(graph, id)) continue;
     blockers.push_back(
         {id, node.op->no_gradient.empty() ? "has no gradient" : std::string(node.op->no_gradient), std::string(node.op->hint)});
   }
   return blockers;
+}
+
+std::vector<NodeId> find_steps(const Graph& graph, const std::vector<ValueId>& values) {
+  const std::vector<bool> wanted = depends_on_parameters(graph), useful = reaches(graph, values);
+  std::vector<NodeId> steps;
+  for (NodeId id : graph.order()) {
+    if (is_step(graph.node(id)) && on_the_way(graph.node(id), wanted, useful)) steps.push_back(id);
+  }
+  return steps;
 }
 
 std::map<ValueId, std::vector<ValueId>> differentiate_uses(Graph& graph, const std::vector<Seed>& seeds) {
@@ -177,7 +227,7 @@ std::vector<ValueId> gradients_of(Graph& graph, ValueId y, const std::vector<Val
   const std::vector<bool> useful = reaches(graph, {y});
   for (const NodeId id : graph.order()) {
     const Node& node = graph.node(id);
-    if (!node.op->gradient && on_the_way(node, wanted, useful))
+    if (!node.op->gradient && !is_step(node) && on_the_way(node, wanted, useful))
       throw error(ErrorCode::unsupported, "{} has no gradient: {}", describe(graph, id), node.op->no_gradient);
   }
   const std::vector<std::vector<ValueId>> sums = go_backward(graph, {{.value = y}}, wanted, useful, stage);

@@ -37,7 +37,10 @@ struct Blocker {
   NodeId node;
   std::string reason, hint;
 };
-// The nodes without gradient that lie between a trainable parameter and one of `values`.
+// The nodes without gradient that lie between a trainable parameter and one of `values`. Step functions, whose derivative is zero, are
+// among them only where a parameter has no way around them, or where they are straight-through estimators.
 std::vector<Blocker> find_blockers(const Graph& graph, const std::vector<ValueId>& values);
+// All step functions that lie there.
+std::vector<NodeId> find_steps(const Graph& graph, const std::vector<ValueId>& values);
 
 }  // namespace ort_train

@@ -97,6 +97,8 @@ struct OpTraits {
   // Output 0 has the numbers of input 0, under another shape or in another type: with input 0's own type it is input 0.
   bool same_numbers = false;
   Statistics statistics = Statistics::none;
+  // Its derivative is zero wherever it has one, so that gradients don't pass it. Parameters that have no way around it are refused.
+  bool is_step = false;
   // Changes a node into what it means outside training, when nothing is random and no statistics change. Null: that is itself.
   void (*outside_training)(Graph&, NodeId) = nullptr;
   // Where `input` of a node is of indices into a parameter: how many rows they choose from. 0: it is something else.

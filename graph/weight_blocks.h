@@ -1,9 +1,8 @@
 // How frozen weights are stored in few bits, block by block along their rows. A last block that is short has all of a block's bytes.
 //
 //   nf4          A block is 64 elements: 32 bytes of two codes each, the first in the upper half, and the largest absolute value as
-//   float32.
-//                A code stands for one of 16 numbers, quantiles of the normal distribution (Dettmers et al., QLoRA, arXiv 2305.14314). An
-//                element is that number times the block's largest.
+//                float32. A code stands for one of 16 numbers, quantiles of the normal distribution (Dettmers et al., QLoRA, arXiv
+//                2305.14314). An element is that number times the block's largest.
 //
 //   nf4_double   A group is 256 of these blocks: first their codes, then the largest absolute value of each as a code of signed dynamic8
 //                (graph/dynamic8.h), then two numbers as float32: what these are multiplied by, and the mean that is added to them.

@@ -321,6 +321,7 @@ def steps_of(model, inputs, labels, dtype=torch.float64):
     batch = lambda step: [value[step * BATCH:(step + 1) * BATCH] for value in inputs.values()]
     typed = lambda values: [value.to(dtype) if value.is_floating_point() else value for value in values]
     loss_of = lambda step: torch.nn.functional.mse_loss(model(*typed(batch(step))), labels[step * BATCH:(step + 1) * BATCH].to(dtype))
+    model.zero_grad()
     loss_of(0).backward()
     gradients = {name: parameter.grad.clone().numpy() for name, parameter in model.named_parameters() if parameter.grad is not None}
     model.zero_grad()

@@ -1,4 +1,4 @@
-// disk_folder: files of ours in the folder that the user names for the disk tier: how they get their names, their locks and their space,
+// disk_folder: files of ours in the folder that the user names (`nvme_path`): how they get their names, their locks and their space,
 // and which of them nobody needs any more.
 //
 // A live owner holds a lock (flock) on its file, a dead one does not. Thread-safe, and safe beside other processes in the same folder.

@@ -92,7 +92,7 @@ class DiskWorker {
   virtual int64_t pinned_bytes() const { return 0; }
 };
 
-// Null, and the reason as errno, where the kernel or its keeper refuses io_uring.
+// Null, and the reason as errno, where the kernel, a seccomp filter or a sysctl refuses io_uring.
 std::unique_ptr<DiskWorker> start_uring(DiskQueue& queue, const DiskOptions& options, int& code);
 std::unique_ptr<DiskWorker> start_threads(DiskQueue& queue, const DiskOptions& options);
 

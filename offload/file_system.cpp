@@ -226,6 +226,8 @@ bool File::has_its_name() const {
          opened.st_ino == named.st_ino;
 }
 
+void File::unlock() const { ::flock(descriptor_, LOCK_UN); }
+
 bool File::try_lock() const { return ::flock(descriptor_, LOCK_EX | LOCK_NB) == 0; }
 
 size_t File::read_up_to(int64_t offset, std::span<std::byte> to, int& code) const {

@@ -69,6 +69,7 @@ class File {
   int64_t held() const;       // bytes that it takes on the drive
   bool has_its_name() const;  // whether path() leads to this file still
   bool try_lock() const;      // flock, which ends with its owner; false: another has it, or the file system has none (errno)
+  void unlock() const;
 
   void read(int64_t offset, std::span<std::byte> to) const;
   // Stops where the file ends, or with a failure's errno in `code`; returns how much there was.

@@ -1,5 +1,5 @@
-// SpillFile: what of a run lies on the disk tier and ends with it, in a folder that the user names. All its space is taken when it is made,
-// and it is removed with the object.
+// SpillFile: what of a run lies on the disk, in a folder that the user names (`nvme_path`), and ends with it. All its space is taken when
+// it is made, and it is removed with the object.
 //
 // What a killed run left in the folder is removed when the next SpillFile is made there. Whoever deletes the file during the run only takes
 // its name: the space stays until the object ends.

@@ -73,7 +73,9 @@ bool lock(const File& file) {
 
 DiskFile open_locked(const std::string& path, const SlotTable& table, Direct direct) {
   File file = open_state(path, table, Access::update);
-  if (!lock(file)) throw error(ErrorCode::usage, "'{}': another run uses this state file: wait for its end", path);
+  if (!lock(file))
+    throw error(ErrorCode::usage,
+                "'{}': another run uses this state file: wait for its end (a trainer keeps its file until it is destroyed)", path);
   return DiskFile(std::move(file), direct);
 }
 

@@ -36,7 +36,7 @@ struct SlotEntry {
 
 // What a checkpoint says of a state file.
 struct SlotTable {
-  std::string path;  // in the folder of the disk tier, absolute
+  std::string path;  // in the folder `nvme_path`, absolute
   std::string id;    // 16 hex digits
   int64_t bytes = 0;
   std::vector<SlotEntry> entries;

@@ -23,11 +23,11 @@ constexpr double kHopeless = 1.01;
 int64_t align_up(int64_t bytes, int64_t alignment) { return (bytes + alignment - 1) & -alignment; }
 
 // Live bytes at each time, from the first to the last that occurs.
-std::vector<int64_t> live_profile(const std::vector<Block>& blocks) {
+std::vector<int64_t> live_profile(const std::vector<AddressBlock>& blocks) {
   int32_t end = 0;
-  for (const Block& block : blocks) end = std::max(end, block.last + 1);
+  for (const AddressBlock& block : blocks) end = std::max(end, block.last + 1);
   std::vector<int64_t> live(static_cast<size_t>(end) + 1);
-  for (const Block& block : blocks) {
+  for (const AddressBlock& block : blocks) {
     live[block.first] += align_up(block.bytes, block.alignment);
     live[block.last + 1] -= align_up(block.bytes, block.alignment);
   }
@@ -40,14 +40,14 @@ using Order = std::vector<uint32_t>;
 // Places blocks one by one, each at the lowest gap that takes it, or at the tightest one.
 class Placer {
  public:
-  Placer(const std::vector<Block>& blocks, int64_t enough) : blocks_(blocks), enough_(enough), offsets_(blocks.size()) {}
+  Placer(const std::vector<AddressBlock>& blocks, int64_t enough) : blocks_(blocks), enough_(enough), offsets_(blocks.size()) {}
 
   // Gives up where it will be as high as `below`; says whether it is lower.
   bool place(const Order& order, bool tightest, int64_t below) {
     placed_.clear();
     height_ = 0;
     for (uint32_t index : order) {
-      const Block& block = blocks_[index];
+      const AddressBlock& block = blocks_[index];
       const int most = block.spare_before > 0 || block.spare_after > 0 ? 2 : 0;  // halves
       Live live{block.first, block.last};
       int64_t offset = find_gap(block, live, tightest);
@@ -71,7 +71,7 @@ class Placer {
     int32_t first, last;
   };
 
-  int64_t find_gap(const Block& block, const Live& live, bool tightest) const {
+  int64_t find_gap(const AddressBlock& block, const Live& live, bool tightest) const {
     int64_t cursor = 0, chosen = -1, chosen_room = INT64_MAX;
     placed_.each_within(live.first, live.last, [&](uint32_t, const Range& taken) {
       const int64_t room = taken.begin - cursor;
@@ -86,7 +86,7 @@ class Placer {
     return chosen >= 0 ? chosen : cursor;
   }
 
-  const std::vector<Block>& blocks_;
+  const std::vector<AddressBlock>& blocks_;
   const int64_t enough_;
   Placements placed_;
   std::vector<int64_t> offsets_;
@@ -96,7 +96,7 @@ class Placer {
 class Packer {
  public:
   // What is as high as `below` is of no use.
-  Packer(std::vector<Block>& blocks, int64_t enough, int64_t below)
+  Packer(std::vector<AddressBlock>& blocks, int64_t enough, int64_t below)
       : blocks_(blocks), placer_(blocks, enough), other_(blocks, enough), best_(below) {}
 
   // Places the blocks in this order; keeps the result if it is the best so far.
@@ -142,7 +142,7 @@ class Packer {
     best_offsets_ = placer.offsets();
   }
 
-  std::vector<Block>& blocks_;
+  std::vector<AddressBlock>& blocks_;
   Placer placer_, other_;
   std::vector<int64_t> best_offsets_;
   int64_t best_;
@@ -150,7 +150,7 @@ class Packer {
   bool best_tightest_ = false;
 };
 
-template <typename Key> Order sorted_by(const std::vector<Block>& blocks, Key key) {
+template <typename Key> Order sorted_by(const std::vector<AddressBlock>& blocks, Key key) {
   Order order(blocks.size());
   std::iota(order.begin(), order.end(), 0u);
   std::stable_sort(order.begin(), order.end(), [&](uint32_t a, uint32_t b) { return key(blocks[a]) > key(blocks[b]); });
@@ -158,7 +158,7 @@ template <typename Key> Order sorted_by(const std::vector<Block>& blocks, Key ke
 }
 
 // Blocks by the fullest moment of their lives: what is live at the peak is placed first, tightly, then the next fullest moment …
-Order by_pressure(const std::vector<Block>& blocks) {
+Order by_pressure(const std::vector<AddressBlock>& blocks) {
   const std::vector<int64_t> live = live_profile(blocks);
   std::vector<int64_t> pressure(blocks.size());
   for (size_t i = 0; i < blocks.size(); ++i)
@@ -171,7 +171,7 @@ Order by_pressure(const std::vector<Block>& blocks) {
   return order;
 }
 
-int size_class(const Block& block) { return std::bit_width(static_cast<uint64_t>(block.bytes)); }
+int size_class(const AddressBlock& block) { return std::bit_width(static_cast<uint64_t>(block.bytes)); }
 
 void run_rounds(Packer& packer, int64_t bound, int64_t blocks) {
   const int64_t rounds = std::clamp(kRoundSteps / (blocks * blocks / 2 + 1), int64_t{8}, kMaxRounds);
@@ -190,34 +190,34 @@ void run_rounds(Packer& packer, int64_t bound, int64_t blocks) {
 
 }  // namespace
 
-int64_t max_live_bytes(const std::vector<Block>& blocks, int32_t* when) {
+int64_t max_live_bytes(const std::vector<AddressBlock>& blocks, int32_t* when) {
   const std::vector<int64_t> live = live_profile(blocks);
   const auto peak = std::max_element(live.begin(), live.end());
   if (when) *when = static_cast<int32_t>(peak - live.begin());
   return *peak;
 }
 
-int64_t assign_addresses(std::vector<Block>& blocks, const AddressOptions& options) {
+int64_t assign_addresses(std::vector<AddressBlock>& blocks, const AddressOptions& options) {
   if (blocks.empty()) return 0;
-  for (Block& block : blocks) block.bytes = align_up(block.bytes, block.alignment);
+  for (AddressBlock& block : blocks) block.bytes = align_up(block.bytes, block.alignment);
   const bool is_given = options.enough > 0;
   const int64_t bound = is_given ? options.enough : max_live_bytes(blocks);
-  const auto lifetime = [](const Block& b) { return static_cast<double>(b.last) - b.first + 1; };
+  const auto lifetime = [](const AddressBlock& b) { return static_cast<double>(b.last) - b.first + 1; };
   std::vector<std::vector<Order>> starts{
       {
-          sorted_by(blocks, [](const Block& b) { return std::pair(b.bytes, int64_t{-b.first}); }),
-          sorted_by(blocks, [&](const Block& b) { return static_cast<double>(b.bytes) * lifetime(b); }),
+          sorted_by(blocks, [](const AddressBlock& b) { return std::pair(b.bytes, int64_t{-b.first}); }),
+          sorted_by(blocks, [&](const AddressBlock& b) { return static_cast<double>(b.bytes) * lifetime(b); }),
           by_pressure(blocks),
-          sorted_by(blocks, [&](const Block& b) { return std::pair(lifetime(b), b.bytes); }),
-          sorted_by(blocks, [](const Block& b) { return std::pair(int64_t{-b.first}, b.bytes); }),
-          sorted_by(blocks, [](const Block& b) { return std::pair(int64_t{b.last}, b.bytes); }),
+          sorted_by(blocks, [&](const AddressBlock& b) { return std::pair(lifetime(b), b.bytes); }),
+          sorted_by(blocks, [](const AddressBlock& b) { return std::pair(int64_t{-b.first}, b.bytes); }),
+          sorted_by(blocks, [](const AddressBlock& b) { return std::pair(int64_t{b.last}, b.bytes); }),
       },
       {
-          sorted_by(blocks, [](const Block& b) { return std::pair(b.bytes, int64_t{b.last}); }),
-          sorted_by(blocks, [&](const Block& b) { return static_cast<double>(b.bytes) * std::sqrt(lifetime(b)); }),
-          sorted_by(blocks, [](const Block& b) { return std::pair(size_class(b), int64_t{-b.first}); }),
-          sorted_by(blocks, [&](const Block& b) { return std::pair(size_class(b), lifetime(b)); }),
-          sorted_by(blocks, [&](const Block& b) { return std::pair(b.bytes, lifetime(b)); }),
+          sorted_by(blocks, [](const AddressBlock& b) { return std::pair(b.bytes, int64_t{b.last}); }),
+          sorted_by(blocks, [&](const AddressBlock& b) { return static_cast<double>(b.bytes) * std::sqrt(lifetime(b)); }),
+          sorted_by(blocks, [](const AddressBlock& b) { return std::pair(size_class(b), int64_t{-b.first}); }),
+          sorted_by(blocks, [&](const AddressBlock& b) { return std::pair(size_class(b), lifetime(b)); }),
+          sorted_by(blocks, [&](const AddressBlock& b) { return std::pair(b.bytes, lifetime(b)); }),
       },
   };
   // With many short lives between transfers the second ones mostly do better, and what does well enough ends the search; the first lead to

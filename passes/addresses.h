@@ -11,7 +11,7 @@
 
 namespace ort_train {
 
-struct Block {
+struct AddressBlock {
   int64_t bytes = 0;                    // rounded up to the alignment here
   int32_t first = 0, last = 0;          // when it is live, inclusive
   int32_t spare_before = 0;             // of that, the first steps and the last ones, which are given up, half of them or all,
@@ -21,13 +21,13 @@ struct Block {
 };
 
 // The highest sum of live bytes (after alignment): no packing can be lower. `when`, if given, is the earliest time of it.
-int64_t max_live_bytes(const std::vector<Block>& blocks, int32_t* when = nullptr);
+int64_t max_live_bytes(const std::vector<AddressBlock>& blocks, int32_t* when = nullptr);
 
 struct AddressOptions {
   int64_t enough = 0;  // no lower end is looked for; 0: the lowest is
 };
 
 // Sets every offset, to a multiple of the block's alignment; returns the highest end.
-int64_t assign_addresses(std::vector<Block>& blocks, const AddressOptions& options = {});
+int64_t assign_addresses(std::vector<AddressBlock>& blocks, const AddressOptions& options = {});
 
 }  // namespace ort_train

@@ -2,7 +2,7 @@
 
 #pragma once
 
-#include "passes/plan/lifetimes.h"
+#include "passes/plan/drafts.h"
 
 namespace ort_train {
 

@@ -5,7 +5,7 @@
 #include <algorithm>
 
 #include "exec/pages.h"
-#include "passes/both.h"
+#include "passes/call_both.h"
 #include "passes/problem_dump.h"
 
 namespace ort_train {
@@ -18,12 +18,12 @@ constexpr double kClose = 0.998;
 // GPT-2-XL: 15 MB of graphs, plans in 185 MB above the reserve.
 constexpr int64_t kGraphs = 32;
 
-// Of an alternative.
+// Of a candidate.
 std::string name_of(const StepStrategy& strategy, const RecomputeChoice& recompute) {
   std::string name = strategy.defer == Deferral::none   ? "updates in their step"
                      : strategy.defer == Deferral::most ? "most updates in the next step"
                                                         : "updates in the next step";
-  if (strategy.together > 1) name += fmt::format(", {} micro-batches together", strategy.together);
+  if (strategy.joined_batches > 1) name += fmt::format(", {} micro-batches together", strategy.joined_batches);
   if (recompute.groups < kAllGroups) return name + fmt::format(", {} groups of tensors recomputed", recompute.groups);
   if (recompute.every == 0) return name + ", all but about the square root of the boundaries recomputed";
   return name + (recompute.every == 1 ? ", all but the boundaries recomputed"
@@ -32,9 +32,9 @@ std::string name_of(const StepStrategy& strategy, const RecomputeChoice& recompu
 
 }  // namespace
 
-double DiskSearch::Choice::rank() const { return strategy.is_plain() ? kClose * seconds : seconds; }
+double DiskSearch::CandidateEstimate::rank() const { return strategy.is_plain() ? kClose * seconds : seconds; }
 
-DiskSearch::DiskSearch(PlanSearch& entries, const Placed& resident, const DiskLimits& limits)
+DiskSearch::DiskSearch(PlanSearch& entries, const PlannedCandidate& resident, const DiskLimits& limits)
     : entries_(entries),
       resident_(resident),
       limits_(limits),
@@ -52,7 +52,7 @@ bool DiskSearch::fits() const {
          limits_.budget - limits_.reserve(resident_.of.finished.instructions()) >= resident_.made.program.memory().bytes;
 }
 
-bool DiskSearch::may_pin() const {
+bool DiskSearch::leaves_room_to_pin() const {
   constexpr double kSpare = 1.05;
   return share_ >= kSpare;
 }
@@ -64,7 +64,7 @@ Candidate DiskSearch::candidate(const EntrySet& set, const RecomputeChoice& choi
                             std::max<int64_t>(0, has_room_for_several_ ? room_ / kSeveral : room_));
 }
 
-const Least& DiskSearch::least() {
+const SmallestBudget& DiskSearch::least() {
   if (!least_) {
     least_ = searched_.get();
     search_.candidates.clear();
@@ -78,10 +78,10 @@ DiskPlan DiskSearch::best(const ComputeRates& compute, const StreamRates& disk, 
   int64_t disk_bytes = 0;  // of those for which the disk has no room, the least
   DiskPlan fastest;
   double rank = INFINITY;  // of that one
-  for (Choice& choice : choices_) {
+  for (CandidateEstimate& choice : choices_) {
     if (fastest.placed && (choice.rank() >= rank || !has_room_for_several_)) break;
     if (choice.seconds < INFINITY) {
-      Placed placed = place(choice);
+      PlannedCandidate placed = place(choice);
       if (placed.made.program.memory().bytes > limit(choice.instructions)) continue;
       choice.disk_bytes = limits_.on_disk(placed.made.program);
       if (disk_has_room(choice.disk_bytes)) {
@@ -93,19 +93,19 @@ DiskPlan DiskSearch::best(const ComputeRates& compute, const StreamRates& disk, 
   }
   if (fastest.placed) return fastest;
   if (disk_bytes > 0) return {.disk_bytes = disk_bytes};
-  return least_plan();
+  return plan_for_smallest_budget();
 }
 
 // With addresses, which may make it slower.
-Placed DiskSearch::place(Choice& choice) {
-  Placed placed;
+PlannedCandidate DiskSearch::place(CandidateEstimate& choice) {
+  PlannedCandidate placed;
   if (choice.candidate)
     placed.of = std::move(*choice.candidate);
   else
     placed.of = candidate(entries_.entries(choice.strategy, has_room_for_several_), choice.recompute);
   const Planner& planner = *placed.of.planner;
   const int64_t most = limit(choice.instructions);
-  if (planner.resident_bytes() <= most) placed.made.program = planner.resident();
+  if (planner.bytes_in_memory() <= most) placed.made.program = planner.all_in_memory();
   const bool fits = !placed.made.program.entries.empty() && placed.made.program.memory().bytes <= most;
   if (!fits) placed.made = planner.streamed(most, compute_, disk_), choice.seconds = placed.made.seconds;
   if (dumps_) choice.problem = dump(placed.of);
@@ -115,9 +115,9 @@ Placed DiskSearch::place(Choice& choice) {
 }
 
 // What the smallest budget was computed from.
-DiskPlan DiskSearch::least_plan() {
+DiskPlan DiskSearch::plan_for_smallest_budget() {
   const EntrySet& set = entries_.first();
-  Placed placed{.of = candidate(set, least().recompute)};
+  PlannedCandidate placed{.of = candidate(set, least().recompute)};
   std::string problems;
   if (dumps_) problems = dump(placed.of);
   placed.made = placed.of.planner->streamed(0, compute_, disk_);
@@ -137,7 +137,7 @@ planning::Problem DiskSearch::problem(const Candidate& candidate) const {
 std::string DiskSearch::dump(const Candidate& chosen) const {
   const planning::Problem first = problem(chosen);
   std::string lines = planning::to_json(first);
-  for (const auto& [name, line] : alternatives_) lines += name == first.name ? std::string() : line;
+  for (const auto& [name, line] : dump_lines_) lines += name == first.name ? std::string() : line;
   return lines;
 }
 
@@ -153,15 +153,15 @@ std::vector<StepStrategy> DiskSearch::strategies() const {
     if (!entries_.options().keeps_gradients && limits_.updates_can_wait_longer) strategies.push_back({Deferral::most, 1});
     strategies.push_back({Deferral::all, 1});
   } else {
-    if (most > first.strategy.together) strategies.push_back({Deferral::none, most});
+    if (most > first.strategy.joined_batches) strategies.push_back({Deferral::none, most});
     // These are planned where memory is left for it.
-    const auto batch = static_cast<int64_t>(first.entries[0].job.graph.order().size());
+    const auto batch = static_cast<int64_t>(first.entries[0].built.graph.order().size());
     int64_t instructions = resident_.of.finished.instructions() + most * batch;
     const auto add_deferred = [&](int64_t joined, int64_t batches) {
       instructions += batches * batch;
       if (2 * graph_bytes(instructions) <= limits_.budget - limits_.reserve(0)) strategies.push_back({Deferral::all, joined});
     };
-    if (first.strategy.together == 1) add_deferred(1, 1);
+    if (first.strategy.joined_batches == 1) add_deferred(1, 1);
     if (most > 1) add_deferred(most, 1 + 2 * most);
   }
   strategies.push_back(first.strategy);
@@ -180,31 +180,33 @@ void DiskSearch::estimate_strategies() {
   }
   const auto best = static_cast<size_t>(std::min_element(bounds.begin(), bounds.end()) - bounds.begin());
   for (size_t i = 0; i < all.size(); ++i) {
-    const bool is_best = i == best || bounds[best] == INFINITY, is_first_way = i + 1 == all.size();
-    const bool may_fit = is_first_way && state <= limit(resident_.of.finished.instructions());
+    const bool is_best = i == best || bounds[best] == INFINITY, is_first_strategy = i + 1 == all.size();
+    const bool may_fit = is_first_strategy && state <= limit(resident_.of.finished.instructions());
     if (!is_best && !may_fit) continue;
     const EntrySet& set = entries_.entries(all[i], has_room_for_several_);
     std::vector<RecomputeChoice> others = rungs(set);
     others.erase(others.begin());
     estimate_rungs(set, others, /*in_memory=*/!is_best);
   }
-  std::stable_sort(choices_.begin(), choices_.end(), [](const Choice& a, const Choice& b) { return a.rank() < b.rank(); });
+  std::stable_sort(choices_.begin(), choices_.end(),
+                   [](const CandidateEstimate& a, const CandidateEstimate& b) { return a.rank() < b.rank(); });
 }
 
 // What is recomputed needn't be moved: a few rungs of the ladder.
 std::vector<RecomputeChoice> DiskSearch::rungs(const EntrySet& set) const {
   constexpr size_t kParts = 4;
   if (entries_.options().recompute != "auto") return {entries_.first_choice()};
-  const std::vector<RecomputeChoice> ladder = recompute_ladder(set.entries[0].job.graph);
+  const std::vector<RecomputeChoice> ladder = recompute_ladder(set.entries[0].built.graph);
   std::vector<RecomputeChoice> rungs;
   for (const size_t rung : sampled_rungs(ladder, kParts)) rungs.push_back(ladder[rung]);
   return rungs;
 }
 
-// What is better by less than a little isn't worth looking at; the plain may be worse by that.
-double DiskSearch::to_beat(const Choice& choice) const {
+// Seconds that a candidate has to beat: it must be faster than the best by 0.2 % (kClose). The plain strategy may be slower by as much, and
+// is still preferred.
+double DiskSearch::to_beat(const CandidateEstimate& choice) const {
   double beat = INFINITY;
-  for (const Choice& other : choices_)
+  for (const CandidateEstimate& other : choices_)
     beat = std::min(beat, choice.strategy.is_plain() && !other.strategy.is_plain() ? other.seconds / kClose : kClose * other.seconds);
   return beat;
 }
@@ -214,7 +216,7 @@ double DiskSearch::to_beat(const Choice& choice) const {
 double DiskSearch::estimate_rungs(const EntrySet& set, const std::vector<RecomputeChoice>& rungs, bool in_memory) {
   double bound = INFINITY;
   for (size_t i = 0; i < rungs.size(); i += 2) {  // of two that are looked at together neither knows of the other
-    Choice two[2];
+    CandidateEstimate two[2];
     double least[2] = {INFINITY, INFINITY};
     const size_t count = std::min<size_t>(2, rungs.size() - i);
     for (size_t of = 0; of < count; ++of) two[of].strategy = set.strategy, two[of].recompute = rungs[i + of];
@@ -225,7 +227,7 @@ double DiskSearch::estimate_rungs(const EntrySet& set, const std::vector<Recompu
         });
     for (size_t of = 0; of < count; ++of) {
       bound = std::min(bound, least[of]);
-      if (!two[of].problem.empty()) alternatives_[name_of(set.strategy, two[of].recompute)] = std::move(two[of].problem);
+      if (!two[of].problem.empty()) dump_lines_[name_of(set.strategy, two[of].recompute)] = std::move(two[of].problem);
       if (two[of].expected < to_beat(two[of])) choices_.push_back(std::move(two[of]));
     }
   }
@@ -233,7 +235,7 @@ double DiskSearch::estimate_rungs(const EntrySet& set, const std::vector<Recompu
 }
 
 // Without addresses. Returns the bound where it needs a disk, else infinity.
-double DiskSearch::estimate(const EntrySet& set, Choice& choice, bool in_memory) const {
+double DiskSearch::estimate(const EntrySet& set, CandidateEstimate& choice, bool in_memory) const {
   const double beat = to_beat(choice);
   Candidate made = candidate(set, choice.recompute, dumps_ ? INFINITY : beat);
   choice.instructions = made.finished.instructions();
@@ -241,7 +243,7 @@ double DiskSearch::estimate(const EntrySet& set, Choice& choice, bool in_memory)
   if (!made.planner) return INFINITY;
   const int64_t most = limit(choice.instructions);
   double bound = INFINITY;
-  if (made.planner->resident_bytes() <= most) {
+  if (made.planner->bytes_in_memory() <= most) {
     choice.expected = choice.seconds = made.seconds;
   } else if (!in_memory) {
     const StreamOutlook outlook = made.planner->outlook(most, compute_, disk_, beat);
@@ -278,8 +280,8 @@ DiskSearch::LeastSearch DiskSearch::least_search() const {
   return search;
 }
 
-Least DiskSearch::LeastSearch::run() const {
-  Least smallest{.budget = INT64_MAX};
+SmallestBudget DiskSearch::LeastSearch::run() const {
+  SmallestBudget smallest{.budget = INT64_MAX};
   for (const auto& [floor, of] : candidates) {
     if (floor >= smallest.budget) break;
     const Program made = of.candidate.planner->streamed(0, ComputeRates{}, StreamRates{}).program;

@@ -25,7 +25,7 @@ struct DiskLimits {
 
 // The program of the fastest plan that was found, or else what the disk would have to hold.
 struct DiskPlan {
-  std::optional<Placed> placed{};
+  std::optional<PlannedCandidate> placed{};
   int64_t disk_bytes = 0;
   std::string problems{};  // passes/problem_dump.h: of the plan, and what else was looked at
 };
@@ -33,21 +33,21 @@ struct DiskPlan {
 class DiskSearch {
  public:
   // `resident`: what takes no disk. All three must outlive it.
-  DiskSearch(PlanSearch& entries, const Placed& resident, const DiskLimits& limits);
+  DiskSearch(PlanSearch& entries, const PlannedCandidate& resident, const DiskLimits& limits);
 
   // Whether no disk is needed.
   bool fits() const;
   // Whether the budget is so far above the smallest one that this is looked for in the background, while plans are made.
   bool finds_least_meanwhile() const { return finds_least_meanwhile_; }
   // Whether there may be room for what the kernel needs to pin memory.
-  bool may_pin() const;
+  bool leaves_room_to_pin() const;
   // The smallest budget with a disk. It depends on the job alone, not on budget or machine.
-  const Least& least();
+  const SmallestBudget& least();
   // `pinning`: bytes of the budget that are set aside. `dumps`: the problems are wanted.
   DiskPlan best(const ComputeRates& compute, const StreamRates& disk, int64_t pinning, bool dumps);
 
  private:
-  struct Choice {
+  struct CandidateEstimate {
     StepStrategy strategy{};
     RecomputeChoice recompute{};
     std::optional<Candidate> candidate{};  // none where there is no room to keep it
@@ -65,7 +65,7 @@ class DiskSearch {
       int64_t besides = 0;  // bytes besides the arena
     };
     std::multimap<int64_t, Of> candidates{};  // by a budget that is not above what they take
-    Least run() const;
+    SmallestBudget run() const;
   };
 
   LeastSearch least_search() const;
@@ -79,15 +79,15 @@ class DiskSearch {
   std::vector<RecomputeChoice> rungs(const EntrySet& set) const;
   double estimate_rungs(const EntrySet& set, const std::vector<RecomputeChoice>& rungs, bool in_memory);
   Candidate candidate(const EntrySet& set, const RecomputeChoice& choice, double beat = INFINITY) const;
-  double estimate(const EntrySet& set, Choice& choice, bool in_memory) const;
-  double to_beat(const Choice& choice) const;
+  double estimate(const EntrySet& set, CandidateEstimate& choice, bool in_memory) const;
+  double to_beat(const CandidateEstimate& choice) const;
   planning::Problem problem(const Candidate& candidate) const;
   std::string dump(const Candidate& chosen) const;
-  Placed place(Choice& choice);
-  DiskPlan least_plan();
+  PlannedCandidate place(CandidateEstimate& choice);
+  DiskPlan plan_for_smallest_budget();
 
   PlanSearch& entries_;
-  const Placed& resident_;
+  const PlannedCandidate& resident_;
   const DiskLimits& limits_;
   // While plans are made, the arena isn't there: its bytes are what they may take beside the reserve.
   const int64_t room_;
@@ -95,14 +95,14 @@ class DiskSearch {
   LeastSearch search_;
   double share_ = 0;  // the budget in smallest budgets, about
   bool finds_least_meanwhile_ = false;
-  std::future<Least> searched_;
-  std::optional<Least> least_;
+  std::future<SmallestBudget> searched_;
+  std::optional<SmallestBudget> least_;
   ComputeRates compute_{};
   StreamRates disk_{};
   int64_t pinning_ = 0;
   bool dumps_ = false;
-  std::map<std::string, std::string> alternatives_;  // lines of the dump, by name
-  std::vector<Choice> choices_;
+  std::map<std::string, std::string> dump_lines_;  // lines of the dump, by name
+  std::vector<CandidateEstimate> choices_;
 };
 
 }  // namespace ort_train

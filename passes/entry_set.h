@@ -18,7 +18,7 @@ enum class Deferral : uint8_t { none, most, all };
 
 struct StepStrategy {
   Deferral defer = Deferral::none;
-  int64_t together = 1;  // micro-batches that go through the model together; the rest of a step's goes one by one
+  int64_t joined_batches = 1;  // micro-batches that go through the model together; the rest of a step's goes one by one
   bool is_deferred() const { return defer != Deferral::none; }
   bool is_plain() const { return *this == StepStrategy{}; }
   bool operator==(const StepStrategy&) const = default;
@@ -35,12 +35,12 @@ struct EntryWanted {
 
 struct JobEntry {
   std::string name;
-  EntryGraph job;
+  EntryGraph built;
   int64_t batch = 0;   // samples
   int64_t length = 0;  // of a sample, where the job has several
   double share = 1;    // of the batches that have that length
   bool joined = false, remainder = false;
-  MicroBatches together{};  // of one that is joined and finished: each micro-batch's values, by those of one
+  MicroBatches values_of_batch{};  // of one that is joined and finished: each micro-batch's values, by those of one
 };
 
 struct EntrySet {
@@ -58,9 +58,9 @@ int64_t most_together(const EntrySet& set);
 
 // The graphs of a set's entries with what still has to be decided: what is recomputed, micro-batches side by side, updates early.
 struct FinishedGraphs {
-  std::vector<Graph> graphs;           // by entry
-  std::vector<MicroBatches> together;  // the same
-  Recomputed recomputed{};             // of the first entry
+  std::vector<Graph> graphs;                  // by entry
+  std::vector<MicroBatches> values_of_batch;  // the same
+  Recomputed recomputed{};                    // of the first entry
 
   std::vector<const Graph*> pointers() const;
   int64_t instructions() const;

@@ -47,7 +47,7 @@ size_t PersistentValues::add(const std::string& entry, const Value& value) {
   return at->second;
 }
 
-bool PersistentValues::movable(size_t i) const {
+bool PersistentValues::worth_moving(size_t i) const {
   // Bytes: what is smaller always stays in memory. Packs of small weights (passes/pack_weights.h) end where the next one would take them
   // beyond 64 KiB.
   constexpr int64_t kLeastMovable = int64_t{32} << 10;

@@ -25,7 +25,7 @@ class PersistentValues {
   void change(size_t i) { values_[i].read_only = false; }
   // What a caller looks at after a run is where the run left it: it never moves.
   void keep(size_t i) { kept_.insert(i); }
-  bool movable(size_t i) const;
+  bool worth_moving(size_t i) const;
   // Whatever its size: neither a constant nor kept.
   bool may_move(size_t i) const { return !values_[i].initial && kept_.count(i) == 0; }
 

@@ -21,9 +21,9 @@ struct Planner::Impl {
   std::vector<Draft> drafts;
 
   // A job with so much memory and such a machine; what is found out about it serves outlook() and streamed().
-  struct Job {
-    std::vector<RunDraft> drafts{};  // by entry; their runs are in the problem
-    std::vector<bool> movable{};     // by persistent value
+  struct Instance {
+    std::vector<RunDraft> run_drafts{};  // by entry; their runs are in the problem
+    std::vector<bool> movable{};         // by persistent value
     planning::Problem problem{};
     int64_t floor = 0;
     JobMachine machine{};
@@ -35,63 +35,63 @@ struct Planner::Impl {
       return *search;
     }
   };
-  std::unique_ptr<Job> last_job;
+  std::unique_ptr<Instance> last_instance;
 
-  std::unique_ptr<Job> make_job(int64_t limit, const JobMachine& machine, const StreamRates& disk) const {
-    auto job = std::make_unique<Job>(Job{.movable = std::vector<bool>(persistents.size()), .machine = machine});
-    planning::Problem& problem = job->problem;
+  std::unique_ptr<Instance> make_instance(int64_t limit, const JobMachine& machine, const StreamRates& disk) const {
+    auto instance = std::make_unique<Instance>(Instance{.movable = std::vector<bool>(persistents.size()), .machine = machine});
+    planning::Problem& problem = instance->problem;
     problem.memory = limit;
-    problem.disk = disk;
+    problem.store = disk;
     std::vector<bool> used_in_backing(persistents.size());
     std::vector<std::vector<bool>> steps;
     for (const Draft& draft : drafts) steps.push_back(backing_steps(draft, persistents, machine.backing, used_in_backing));
     for (size_t i = 0; i < drafts.size(); ++i) {
-      job->drafts.push_back(make_run_draft(drafts[i], persistents, machine, steps[i], used_in_backing));
-      problem.runs.push_back(std::move(job->drafts.back().run));
+      instance->run_drafts.push_back(make_run_draft(drafts[i], persistents, machine, steps[i], used_in_backing));
+      problem.runs.push_back(std::move(instance->run_drafts.back().run));
       const planning::Run& run = problem.runs.back();
       for (const planning::Piece& piece : run.pieces) {
-        if (piece.lasting >= 0) job->movable[static_cast<size_t>(piece.lasting)] = true;
+        if (piece.lasting >= 0) instance->movable[static_cast<size_t>(piece.lasting)] = true;
       }
     }
     for (size_t i = 0; i < persistents.size(); ++i) {
-      if (used_in_backing[i]) job->movable[i] = true;
+      if (used_in_backing[i]) instance->movable[i] = true;
       const int64_t bytes = persistents[i].type.bytes();
       problem.lasting.push_back(
           {.name = persistents[i].name, .bytes = whole_sectors(bytes), .held = aligned(bytes), .may_be_resident = !used_in_backing[i]});
-      if (!job->movable[i]) problem.immovable += aligned(bytes);
+      if (!instance->movable[i]) problem.immovable += aligned(bytes);
     }
-    job->floor = planning::floor_bytes(problem);
-    return job;
+    instance->floor = planning::floor_bytes(problem);
+    return instance;
   }
 
-  Job& job(int64_t limit, const ComputeRates& compute, const StreamRates& disk) {
-    const bool is_last =
-        last_job && last_job->problem.memory == limit && last_job->machine.rates == compute && last_job->problem.disk == disk;
-    if (!is_last) last_job = make_job(limit, {.threads = options.threads, .rates = compute}, disk);
-    return *last_job;
+  Instance& instance(int64_t limit, const ComputeRates& compute, const StreamRates& disk) {
+    const bool is_last = last_instance && last_instance->problem.memory == limit && last_instance->machine.rates == compute &&
+                         last_instance->problem.store == disk;
+    if (!is_last) last_instance = make_instance(limit, {.threads = options.threads, .rates = compute}, disk);
+    return *last_instance;
   }
 
   // Where each value that lives across runs does.
-  std::vector<SpaceId> homes(const Job& job, const planning::HierarchyPlan& layers) const {
-    std::vector<SpaceId> result(job.movable.size(), kMemory);
+  std::vector<SpaceId> homes(const Instance& instance, const planning::HierarchyPlan& levels) const {
+    std::vector<SpaceId> result(instance.movable.size(), kMemory);
     for (size_t i = 0; i < result.size(); ++i) {
-      if (!job.movable[i] || layers.plans[0].resident[i]) continue;
-      result[i] = layers.plans.size() > 1 && layers.plans[1].resident[i] ? kHost : kFile;
+      if (!instance.movable[i] || levels.plans[0].resident[i]) continue;
+      result[i] = levels.plans.size() > 1 && levels.plans[1].resident[i] ? kHost : kFile;
     }
     return result;
   }
 
   // Sets the bytes on the disk.
-  void count_disk(const Job& job, const planning::Plan& plan, StreamOutlook& result) const {
+  void count_disk(const Instance& instance, const planning::Plan& plan, StreamOutlook& result) const {
     int64_t most = 0;
-    for (size_t i = 0; i < job.movable.size(); ++i) {
-      if (!job.movable[i] || plan.resident[i]) continue;
+    for (size_t i = 0; i < instance.movable.size(); ++i) {
+      if (!instance.movable[i] || plan.resident[i]) continue;
       const int64_t bytes = whole_sectors(persistents[i].type.bytes());
       result.disk_bytes += bytes;
       if (survives(persistents[i])) result.state_bytes += bytes;
     }
     for (size_t r = 0; r < plan.runs.size(); ++r) {
-      const std::vector<planning::Piece>& pieces = job.problem.runs[r].pieces;
+      const std::vector<planning::Piece>& pieces = instance.problem.runs[r].pieces;
       std::set<uint32_t> written;
       for (const planning::Stay& stay : plan.runs[r].stays) {
         if (stay.writes && pieces[stay.piece].lasting < 0) written.insert(stay.piece);
@@ -105,8 +105,8 @@ struct Planner::Impl {
 
   static constexpr int64_t kSpare = 16 * kSector;  // at least, where something is brought to a device by it
 
-  // Between runs a tensor that the host can't touch where it lives is looked at above what always stays in its memory; of accumulators,
-  // two.
+  // Reserves host memory for tensors that the host can't address in place (on a disk or a device), above what always lives there. An
+  // accumulator gets a second area.
   void add_staging(const std::vector<Persistent>& values, Program& program) const {
     const bool is_discrete = program.memory().kind == SpaceKind::device;
     Space& host = program.spaces[is_discrete ? kHost : kMemory];
@@ -141,18 +141,18 @@ struct Planner::Impl {
     program.spare = {.offset = end, .bytes = std::max<int64_t>(0, host.bytes - end) / kSector * kSector, .space = kHost};
   }
 
-  Program make(const Job& job, const planning::HierarchyPlan& layers) const {
-    Program program = layers.plans.size() > 1 ? discrete_program() : Program{};
+  Program make(const Instance& instance, const planning::HierarchyPlan& levels) const {
+    Program program = levels.plans.size() > 1 ? discrete_program() : Program{};
     program.threads = options.threads;
-    std::vector<Persistent> values = persistents.lay_out(homes(job, layers), program);
+    std::vector<Persistent> values = persistents.lay_out(homes(instance, levels), program);
     for (Space& space : program.spaces) {
       if (space.kind == SpaceKind::file) continue;
-      if (job.machine.moves) space.persistent_bytes = whole_sectors(space.persistent_bytes);
+      if (instance.machine.moves) space.persistent_bytes = whole_sectors(space.persistent_bytes);
       space.bytes = space.persistent_bytes;
     }
-    program.spaces[kMemory].bytes += aligned(layers.plans[0].bytes);  // what a plan is given, whether its addresses reach there or not
+    program.spaces[kMemory].bytes += aligned(levels.plans[0].bytes);  // what a plan is given, whether its addresses reach there or not
     for (size_t i = 0; i < drafts.size(); ++i) {
-      const PlannedRun planned{.draft = &job.drafts[i], .layers = layers.of_run(job.problem, i)};
+      const PlannedRun planned{.run_draft = &instance.run_drafts[i], .levels = levels.of_run(instance.problem, i)};
       program.entries.push_back(make_entry(drafts[i], values, planned, program));
       for (const Storage& storage : program.entries.back().storages) {
         int64_t& bytes = program.spaces[storage.place.space].bytes;
@@ -167,33 +167,33 @@ struct Planner::Impl {
     return program;
   }
 
-  static std::optional<planning::HierarchyPlan> layers_of(const Job& job, std::optional<planning::Plan> plan) {
+  static std::optional<planning::HierarchyPlan> one_level(const Instance& instance, std::optional<planning::Plan> plan) {
     if (!plan) return std::nullopt;
-    planning::HierarchyPlan layers{.plans = {std::move(*plan)}};
-    set_forecasts(job.problem, layers);
-    return layers;
+    planning::HierarchyPlan levels{.plans = {std::move(*plan)}};
+    set_forecasts(instance.problem, levels);
+    return levels;
   }
 
   // Many plans take about the least time. Drives pause, and share with others: this is one for a slower disk, where it takes about as long
   // as any while the disk is as fast as it was measured.
-  std::optional<planning::HierarchyPlan> for_slower_disk(const Job& job, double bound) const {
+  std::optional<planning::HierarchyPlan> for_slower_disk(const Instance& instance, double bound) const {
     constexpr double kSlower = 0.8;
     constexpr double kNear = 1.01;  // of the bound: a slower disk must make so little of a difference
-    planning::Problem slower = job.problem;
-    slower.disk.read *= kSlower;
-    slower.disk.write *= kSlower;
+    planning::Problem slower = instance.problem;
+    slower.store.read *= kSlower;
+    slower.store.write *= kSlower;
     planning::Search search(slower, kNear * bound, options.search_bytes);
     if (search.bound() >= kNear * bound) return std::nullopt;
-    return layers_of(job, search.best());
+    return one_level(instance, search.best());
   }
 
-  std::optional<planning::HierarchyPlan> best(Job& job) const {
+  std::optional<planning::HierarchyPlan> best(Instance& instance) const {
     constexpr double kGood = 1.002;  // times the bound, or the fastest plan
-    planning::Search& search = job.search_once(std::numeric_limits<double>::infinity(), options.search_bytes);
+    planning::Search& search = instance.search_once(std::numeric_limits<double>::infinity(), options.search_bytes);
     std::optional<planning::HierarchyPlan> patient;
-    if (options.for_slower_disk) patient = for_slower_disk(job, search.bound());
+    if (options.for_slower_disk) patient = for_slower_disk(instance, search.bound());
     if (patient && patient->seconds <= kGood * search.bound()) return patient;
-    std::optional<planning::HierarchyPlan> fastest = layers_of(job, search.best());
+    std::optional<planning::HierarchyPlan> fastest = one_level(instance, search.best());
     return patient && (!fastest || patient->seconds <= kGood * fastest->seconds) ? std::move(patient) : std::move(fastest);
   }
 
@@ -213,33 +213,33 @@ struct Planner::Impl {
     return largest + accumulator + kSpare;
   }
 
-  std::unique_ptr<Job> make_discrete(const DeviceMemories& memories, const BackingCompute& computed) const {
-    std::unique_ptr<Job> job =
-        make_job(memories.device, {.threads = options.threads, .rates = memories.compute, .backing = computed}, memories.link);
-    job->problem.backing = {{.name = "host", .bytes = memories.host, .between_runs = between_runs(), .store = memories.disk}};
-    return job;
+  std::unique_ptr<Instance> make_discrete(const DeviceMemories& memories, const BackingCompute& computed) const {
+    std::unique_ptr<Instance> instance =
+        make_instance(memories.device, {.threads = options.threads, .rates = memories.compute, .backing = computed}, memories.link);
+    instance->problem.backing = {{.name = "host", .bytes = memories.host, .between_runs = between_runs(), .store = memories.disk}};
+    return instance;
   }
 
   std::optional<PlannedProgram> discrete(const DeviceMemories& memories, const BackingCompute& computed) const {
-    const std::unique_ptr<Job> job = make_discrete(memories, computed);
+    const std::unique_ptr<Instance> instance = make_discrete(memories, computed);
     // With staging areas (add_staging) above inputs that are kept, the second may fit where the first doesn't.
     for (const bool least : {false, true}) {
-      const std::optional<planning::HierarchyPlan> layers =
-          least ? planning::smallest_hierarchy(job->problem) : planning::plan_hierarchy(job->problem);
-      if (!layers) continue;
+      const std::optional<planning::HierarchyPlan> levels =
+          least ? planning::least_hierarchy(instance->problem) : planning::plan_hierarchy(instance->problem);
+      if (!levels) continue;
       PlannedProgram made{
-          .program = make(*job, *layers), .forecasts = layers->forecasts, .seconds = layers->seconds, .bound = layers->bound};
+          .program = make(*instance, *levels), .forecasts = levels->forecasts, .seconds = levels->seconds, .bound = levels->bound};
       if (made.program.memory().bytes <= memories.device && made.program.spaces[kHost].bytes <= memories.host) return made;
     }
     return std::nullopt;
   }
 
   std::pair<int64_t, int64_t> least_discrete() const {
-    const std::unique_ptr<Job> job = make_discrete({}, {});
-    const planning::HierarchyPlan layers = planning::smallest_hierarchy(job->problem);
-    const Program program = make(*job, layers);
-    return {std::max(program.memory().bytes, planning::bytes_of(job->problem, layers.plans[0])),
-            std::max(program.spaces[kHost].bytes, planning::bytes_of(layers.backing[0], layers.plans[1]))};
+    const std::unique_ptr<Instance> instance = make_discrete({}, {});
+    const planning::HierarchyPlan levels = planning::least_hierarchy(instance->problem);
+    const Program program = make(*instance, levels);
+    return {std::max(program.memory().bytes, planning::bytes_of(instance->problem, levels.plans[0])),
+            std::max(program.spaces[kHost].bytes, planning::bytes_of(levels.backing[0], levels.plans[1]))};
   }
 };
 
@@ -261,56 +261,57 @@ Planner::Planner(const std::vector<PlanEntry>& entries, const PlanOptions& optio
 Planner::~Planner() = default;
 
 void Planner::overlap_updates() {
-  impl_->last_job.reset();
+  impl_->last_instance.reset();
   for (Draft& draft : impl_->drafts) overlap_updates_of(draft, impl_->options.threads);
 }
 
-Program Planner::resident() const {
-  const auto job = impl_->make_job(0, {.threads = impl_->options.threads, .moves = false}, {});
+Program Planner::all_in_memory() const {
+  const auto instance = impl_->make_instance(0, {.threads = impl_->options.threads, .moves = false}, {});
   planning::Plan plan{.resident = std::vector<bool>(impl_->persistents.size(), true)};
-  for (const planning::Run& run : job->problem.runs) plan.runs.push_back({.stays = {}, .block_offsets = place_tightly(run, {}).offsets});
-  return impl_->make(*job, {.plans = {std::move(plan)}});
+  for (const planning::Run& run : instance->problem.runs)
+    plan.runs.push_back({.stays = {}, .block_offsets = place_tightly(run, {}).offsets});
+  return impl_->make(*instance, {.plans = {std::move(plan)}});
 }
 
-int64_t Planner::resident_bytes() const {
+int64_t Planner::bytes_in_memory() const {
   int64_t persistent = 0, most = 0;
   for (size_t i = 0; i < impl_->persistents.size(); ++i) persistent += aligned(impl_->persistents[i].type.bytes());
   for (const Draft& draft : impl_->drafts) most = std::max(most, simulate(draft.model, draft.order).bytes);
   return persistent + most;
 }
 
-int64_t Planner::least_bytes() const { return impl_->make_job(0, {.threads = impl_->options.threads}, {})->floor; }
+int64_t Planner::least_bytes() const { return impl_->make_instance(0, {.threads = impl_->options.threads}, {})->floor; }
 
 StreamOutlook Planner::outlook(int64_t limit, const ComputeRates& compute, const StreamRates& disk, double beat) const {
-  Impl::Job& job = impl_->job(limit, compute, disk);
+  Impl::Instance& instance = impl_->instance(limit, compute, disk);
   StreamOutlook result;
-  if (limit < job.floor) return result;
-  result.bound = planning::step_seconds(job.problem, [&](size_t r) { return planning::computing(job.problem.runs[r]); });
+  if (limit < instance.floor) return result;
+  result.bound = planning::step_seconds(instance.problem, [&](size_t r) { return planning::computing(instance.problem.runs[r]); });
   if (result.bound >= beat) return result;
-  planning::Search& search = job.search_once(beat, impl_->options.search_bytes);
+  planning::Search& search = instance.search_once(beat, impl_->options.search_bytes);
   result.bound = search.bound();
   if (result.bound >= beat) return result;
   const planning::Plan plan = search.outlook();
   result.seconds = plan.seconds;
-  impl_->count_disk(job, plan, result);
+  impl_->count_disk(instance, plan, result);
   return result;
 }
 
 PlannedProgram Planner::streamed(int64_t limit, const ComputeRates& compute, const StreamRates& disk) const {
-  Impl::Job& job = impl_->job(limit, compute, disk);
+  Impl::Instance& instance = impl_->instance(limit, compute, disk);
   PlannedProgram result;
-  std::optional<planning::HierarchyPlan> layers;
-  if (limit >= job.floor) {
-    layers = impl_->best(job);
-    result.bound = job.search->bound();
+  std::optional<planning::HierarchyPlan> levels;
+  if (limit >= instance.floor) {
+    levels = impl_->best(instance);
+    result.bound = instance.search->bound();
   }
-  if (layers) result.program = impl_->make(job, *layers);
-  if (!layers || result.program.memory().bytes > limit) {
-    layers = Impl::layers_of(job, planning::least_plan(job.problem));
-    result.program = impl_->make(job, *layers);
+  if (levels) result.program = impl_->make(instance, *levels);
+  if (!levels || result.program.memory().bytes > limit) {
+    levels = Impl::one_level(instance, planning::least_plan(instance.problem));
+    result.program = impl_->make(instance, *levels);
   }
-  result.forecasts = std::move(layers->forecasts);
-  result.seconds = layers->seconds;
+  result.forecasts = std::move(levels->forecasts);
+  result.seconds = levels->seconds;
   return result;
 }
 
@@ -327,9 +328,9 @@ std::optional<PlannedProgram> Planner::discrete(const DeviceMemories& memories) 
 std::pair<int64_t, int64_t> Planner::least_discrete() const { return impl_->least_discrete(); }
 
 planning::Problem Planner::problem(int64_t limit, const ComputeRates& compute, const StreamRates& disk) const {
-  return impl_->job(limit, compute, disk).problem;
+  return impl_->instance(limit, compute, disk).problem;
 }
 
-Program plan(const std::vector<PlanEntry>& entries, const PlanOptions& options) { return Planner(entries, options).resident(); }
+Program plan(const std::vector<PlanEntry>& entries, const PlanOptions& options) { return Planner(entries, options).all_in_memory(); }
 
 }  // namespace ort_train

@@ -19,18 +19,10 @@
 #include "exec/program.h"
 #include "passes/cost.h"
 #include "passes/plan/problem.h"
+#include "passes/plan_entry.h"
 #include "passes/stream.h"
 
 namespace ort_train {
-
-struct PlanEntry {
-  std::string name;
-  Graph* graph;               // gets the planned order (order() is the schedule in the end)
-  std::vector<ValueId> keep;  // must be intact when the entry has run, besides graph->outputs
-  double runs_per_step = 1;   // of an optimizer
-  bool ordered = false;       // the graph's own order stays
-  EntryRole role{};
-};
 
 struct PlanOptions {
   int threads = 1;                       // for workspaces per worker
@@ -54,9 +46,6 @@ struct StreamOutlook {
   int64_t state_bytes = 0;  // of these, of what survives the process: weights that change, optimizer state
 };
 
-// What the host may compute beside a device: where state lives in its memory, an update there moves less.
-inline bool updates_state(const Node& node) { return node.stage == Stage::update && !node.op->writes.empty(); }
-
 // A device with memory of its own, behind it the host's, behind that a disk.
 struct DeviceMemories {
   int64_t device = 0, host = 0;  // bytes
@@ -74,11 +63,11 @@ class Planner {
   ~Planner();
 
   // Everything in memory.
-  Program resident() const;
+  Program all_in_memory() const;
   // What is planned from here on takes more memory, so that less has to wait for what is done in the background (Queue::background).
   void overlap_updates();
   // The least that it could take, and the least with a disk.
-  int64_t resident_bytes() const;
+  int64_t bytes_in_memory() const;
   int64_t least_bytes() const;
   // The fastest that it finds in an arena of `limit` bytes with a disk; the one of least memory where that is larger.
   PlannedProgram streamed(int64_t limit, const ComputeRates& compute, const StreamRates& disk) const;
@@ -96,7 +85,7 @@ class Planner {
   std::unique_ptr<Impl> impl_;
 };
 
-// Planner(entries, options).resident().
+// Planner(entries, options).all_in_memory().
 Program plan(const std::vector<PlanEntry>& entries, const PlanOptions& options);
 
 }  // namespace ort_train

@@ -22,18 +22,18 @@ std::vector<PlanEntry> plan_entries(const EntrySet& set, FinishedGraphs& finishe
                                                      .graph = &finished.graphs[i],
                                                      .runs_per_step = std::max(kNowAndThen, set.runs_per_step(entry)),
                                                      .ordered = entry.joined,
-                                                     .role = entry.job.role});
-    if (!keeps_gradients || entry.job.role.kind != EntryKind::train || set.strategy.is_deferred()) continue;
-    for (const auto& [parameter, gradient] : entry.job.gradients) added.keep.push_back(gradient);
+                                                     .role = entry.built.role});
+    if (!keeps_gradients || entry.built.role.kind != EntryKind::train || set.strategy.is_deferred()) continue;
+    for (const auto& [parameter, gradient] : entry.built.gradients) added.keep.push_back(gradient);
   }
   return wanted;
 }
 
 }  // namespace
 
-std::string Least::set_by() const { return fmt::format("{} in '{}'", op, entry); }
+std::string SmallestBudget::set_by() const { return fmt::format("{} in '{}'", op, entry); }
 
-Least least_of(int64_t budget, const Program& made, const std::vector<const Graph*>& graphs) {
+SmallestBudget least_of(int64_t budget, const Program& made, const std::vector<const Graph*>& graphs) {
   const MemoryPeak peak = memory_peak(made, graphs);
   return {.budget = budget, .op = peak.op, .entry = made.entries[peak.entry].name};
 }
@@ -72,16 +72,16 @@ Candidate PlanSearch::candidate(const EntrySet& set, const RecomputeChoice& choi
   return made;
 }
 
-void add_overlapped(Placed& placed) {
+void add_overlapped(PlannedCandidate& placed) {
   placed.of.planner->overlap_updates();
-  placed.overlapped = placed.of.planner->resident();
+  placed.overlapped = placed.of.planner->all_in_memory();
 }
 
-Placed PlanSearch::resident() const { return in_memory(first_choice(), /*overlapped=*/true); }
+PlannedCandidate PlanSearch::all_in_memory() const { return in_memory(first_choice(), /*overlapped=*/true); }
 
-Placed PlanSearch::in_memory(const RecomputeChoice& choice, bool overlapped) const {
-  Placed placed{.of = candidate(first(), choice)};
-  placed.made.program = placed.of.planner->resident();
+PlannedCandidate PlanSearch::in_memory(const RecomputeChoice& choice, bool overlapped) const {
+  PlannedCandidate placed{.of = candidate(first(), choice)};
+  placed.made.program = placed.of.planner->all_in_memory();
   if (overlapped) add_overlapped(placed);
   placed.of.planner.reset();
   return placed;
@@ -93,7 +93,7 @@ DiscretePlan PlanSearch::discrete(const DeviceMemories& memories, const std::fun
   if (options_.recompute == "auto") modes = {"none", "sqrt", "all"};
   DiscretePlan best;
   for (const std::string& mode : modes) {
-    Placed placed{.of = candidate(first(), recompute_mode(mode))};
+    PlannedCandidate placed{.of = candidate(first(), recompute_mode(mode))};
     const auto [device, host] = placed.of.planner->least_discrete();
     if (best.least_device == 0 || device < best.least_device) std::tie(best.least_device, best.least_host) = std::tie(device, host);
     std::optional<PlannedProgram> made = placed.of.planner->discrete(memories);
@@ -111,12 +111,12 @@ DiscretePlan PlanSearch::discrete(const DeviceMemories& memories, const std::fun
 }
 
 // The rungs of the ladder are tried by halving, between one that doesn't fit and one that does.
-std::optional<Placed> PlanSearch::recomputing(int64_t budget, const Reserve& reserve, Least& least) const {
-  const std::vector<RecomputeChoice> ladder = recompute_ladder(first().entries[0].job.graph);
-  std::map<size_t, Least> known{{0, least}};
+std::optional<PlannedCandidate> PlanSearch::recomputing(int64_t budget, const Reserve& reserve, SmallestBudget& least) const {
+  const std::vector<RecomputeChoice> ladder = recompute_ladder(first().entries[0].built.graph);
+  std::map<size_t, SmallestBudget> known{{0, least}};
   const auto budget_of = [&](size_t rung) {
     if (const auto found = known.find(rung); found != known.end()) return found->second.budget;
-    const Placed placed = in_memory(ladder[rung], /*overlapped=*/false);
+    const PlannedCandidate placed = in_memory(ladder[rung], /*overlapped=*/false);
     const int64_t takes = reserve(placed.of.finished.instructions()) + whole_pages(placed.made.program.memory().bytes);
     return known.emplace(rung, least_of(takes, placed.made.program, placed.of.finished.pointers())).first->second.budget;
   };
@@ -140,7 +140,7 @@ std::optional<Placed> PlanSearch::recomputing(int64_t budget, const Reserve& res
   return in_memory(ladder[chosen], /*overlapped=*/true);
 }
 
-PlannedEntries PlanSearch::adopt(Placed placed) {
+PlannedEntries PlanSearch::adopt(PlannedCandidate placed) {
   const auto found = std::find_if(sets_.begin(), sets_.end(), [&](const EntrySet& set) { return set.strategy == placed.of.strategy; });
   PlannedEntries planned{.set = found == sets_.end() ? source_(placed.of.strategy) : std::move(*found),
                          .made = std::move(placed.made),
@@ -148,8 +148,8 @@ PlannedEntries PlanSearch::adopt(Placed placed) {
   sets_.clear();
   if (!options_.passes.dump_after.empty() && !planned.set.strategy.is_deferred()) finish(planned.set, placed.of.recompute, options_.passes);
   for (size_t i = 0; i < planned.set.entries.size(); ++i) {
-    planned.set.entries[i].job.graph = std::move(placed.of.finished.graphs[i]);
-    planned.set.entries[i].together = std::move(placed.of.finished.together[i]);
+    planned.set.entries[i].built.graph = std::move(placed.of.finished.graphs[i]);
+    planned.set.entries[i].values_of_batch = std::move(placed.of.finished.values_of_batch[i]);
   }
   return planned;
 }

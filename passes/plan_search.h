@@ -38,22 +38,22 @@ struct Candidate {
   double seconds = 0;                  // of computing, for an optimizer step with everything in memory
 };
 
-struct Placed {
+struct PlannedCandidate {
   Candidate of{};
   PlannedProgram made{};
   std::optional<Program> overlapped{};  // instead, where there is memory for it
 };
 // Has the planner, which is asked for nothing else any more, make it (Planner::overlap_updates).
-void add_overlapped(Placed& placed);
+void add_overlapped(PlannedCandidate& placed);
 
 // The smallest budget.
-struct Least {
+struct SmallestBudget {
   int64_t budget = 0;
   std::string op{}, entry{};  // that sets it
   RecomputeChoice recompute{};
   std::string set_by() const;
 };
-Least least_of(int64_t budget, const Program& made, const std::vector<const Graph*>& graphs);
+SmallestBudget least_of(int64_t budget, const Program& made, const std::vector<const Graph*>& graphs);
 
 // What the search leads to.
 struct PlannedEntries {
@@ -64,7 +64,7 @@ struct PlannedEntries {
 
 // On a device with memory of its own.
 struct DiscretePlan {
-  std::optional<Placed> placed{};            // none: the memories are too small
+  std::optional<PlannedCandidate> placed{};  // none: the memories are too small
   int64_t least_device = 0, least_host = 0;  // bytes of its memory, and of the host's with that, that would do
   int64_t disk_bytes = 0;                    // where plans were found that take too much of the disk: the least of these
 };
@@ -88,19 +88,19 @@ class PlanSearch {
                       double beat = std::numeric_limits<double>::infinity(), bool for_slower_disk = false,
                       int64_t search_bytes = std::numeric_limits<int64_t>::max()) const;
   // Everything in memory, the first strategy and choice.
-  Placed resident() const;
+  PlannedCandidate all_in_memory() const;
   // On a device with memory of its own: the fastest choice of what is recomputed.
   // `on_disk`: what a program takes there, `disk_bytes` at most; 0: as much as it likes.
   DiscretePlan discrete(const DeviceMemories& memories, const std::function<int64_t(const Program&)>& on_disk, int64_t disk_bytes) const;
   // Everything in memory, with as much recomputed as `budget` asks for (0: no budget). None where that is nothing, or where nothing would
   // do. `least`: of the first choice; becomes that of the choice which takes least.
-  std::optional<Placed> recomputing(int64_t budget, const Reserve& reserve, Least& least) const;
+  std::optional<PlannedCandidate> recomputing(int64_t budget, const Reserve& reserve, SmallestBudget& least) const;
 
   // Ends the search.
-  PlannedEntries adopt(Placed placed);
+  PlannedEntries adopt(PlannedCandidate placed);
 
  private:
-  Placed in_memory(const RecomputeChoice& choice, bool overlapped) const;  // the first strategy
+  PlannedCandidate in_memory(const RecomputeChoice& choice, bool overlapped) const;  // the first strategy
 
   const Source source_;
   const SearchOptions options_;

@@ -154,7 +154,7 @@ Run run_from(const Json& json, const Problem& problem) {
 std::string to_json(const Problem& problem) {
   Json json{{"version", kVersion}};
   if (!problem.name.empty()) json["name"] = problem.name;
-  json.update({{"memory", problem.memory}, {"always", problem.immovable}, {"disk", to_json(problem.disk)}});
+  json.update({{"memory", problem.memory}, {"always", problem.immovable}, {"disk", to_json(problem.store)}});
   for (const BackingMemory& memory : problem.backing)
     json["behind"].push_back(
         {{"name", memory.name}, {"bytes", memory.bytes}, {"between_runs", memory.between_runs}, {"store", to_json(memory.store)}});
@@ -173,7 +173,7 @@ Problem problem_from_json(const std::string& text) {
     const Json json = Json::parse(text);
     if (json.at("version") != kVersion) throw error(ErrorCode::data, "it is of version {}, not {}", json.at("version").dump(), kVersion);
     Problem problem{
-        .name = json.value("name", ""), .memory = json.at("memory"), .immovable = json.at("always"), .disk = rates_from(json.at("disk"))};
+        .name = json.value("name", ""), .memory = json.at("memory"), .immovable = json.at("always"), .store = rates_from(json.at("disk"))};
     for (const Json& of : json.value("behind", Json::array()))
       problem.backing.push_back(
           {.name = of.at("name"), .bytes = of.at("bytes"), .between_runs = of.at("between_runs"), .store = rates_from(of.at("store"))});

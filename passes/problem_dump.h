@@ -1,5 +1,6 @@
-// Problems of the planner as JSON, one on each line: the alternatives of a job (passes/plan/problem.h), the one that was chosen first. What
-// `ort-train plan --dump-problem` writes, and tests and benchmarks plan again.
+// Problems of the planner as JSON, one on each line: the candidates of a job (passes/plan/problem.h), the one that was chosen first. What
+// `ort-train plan --dump-problem` writes, and tests and benchmarks plan again. Keys have the names of the first version: together (duplex),
+// beside (while_computing), slowed (compute_lost), always (immovable), disk (store).
 
 #pragma once
 

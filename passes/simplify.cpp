@@ -143,8 +143,9 @@ bool simplify(Graph& graph, const PassOptions&) {
       again |= drop_no_op(graph, id) || merge_views(graph, id) || unflatten_transpose(graph, id) || absorb_transpose(graph, id);
     }
     if (!again) {
+      const View view(graph);  // of the graph as it was: what a sum becomes is looked at in the next round
       for (NodeId id : std::vector<NodeId>(graph.order())) {
-        if (graph.node(id).op && graph.node(id).op->name == "Add") again |= absorb_bias(graph, View(graph), id);
+        if (graph.node(id).op && graph.node(id).op->name == "Add") again |= absorb_bias(graph, view, id);
       }
     }
     graph.remove_dead_nodes();

@@ -36,11 +36,6 @@ double StreamClock::lead(size_t transfer) const {
   return of.over ? 0 : of.computed_until - lines_[of.line].computed;
 }
 
-double StreamClock::backlog(bool write, size_t store) const {
-  const Line& line = lines_[stores_[store].line[write]];
-  return line.transfers.empty() ? 0 : lead(line.transfers.back());
-}
-
 double StreamClock::speed(const Store& store) const {
   const bool both = store.line[0] != store.line[1] && is_busy(lines_[store.line[0]]) && is_busy(lines_[store.line[1]]);
   return both ? store.rates.duplex / 2 : 1;

@@ -1,7 +1,7 @@
 // StreamClock: when steps compute and transfers take place, as plans are made and judged by it.
 //
 // A store that reads or writes makes one transfer after the other, in the order in which they begin; one that can do more at once
-// (StreamRates::together) has a line for reads and one for writes, each of which goes on at half of that while both are busy.
+// (StreamRates::duplex > 1) has a line for reads and one for writes, each of which goes on at half of that while both are busy.
 // Computing and transfers get in each other's way where they share memory or cores (a drive that is emulated, checksums): beside computing
 // a transfer goes on at a share of its rate, and computing at a share of its own (StreamRates). A transfer that finds its line idle takes
 // its latency besides, in which it slows nothing.
@@ -37,8 +37,6 @@ class StreamClock {
   double ended(size_t transfer) const { return transfers_[transfer].ended; }
   // Seconds of computing until it is over, if nothing waits and no other line is in use; 0 where it is.
   double lead(size_t transfer) const;
-  // Of the last one of a store's line.
-  double backlog(bool write = false, size_t store = 0) const;
 
  private:
   struct Transfer {

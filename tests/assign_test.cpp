@@ -25,13 +25,13 @@ using fixtures::expect_sound;
 Problem random_problem(unsigned seed) {
   std::mt19937 random(seed);
   const auto upto = [&](int n) { return static_cast<int32_t>(random() % static_cast<unsigned>(n)); };
-  Problem problem{.disk = {.read = 2e9,
-                           .write = 1e9,
-                           .duplex = 1.5,
-                           .while_computing = 0.9,
-                           .compute_lost = 0.1,
-                           .read_latency = 1e-4,
-                           .write_latency = 1e-4}};
+  Problem problem{.store = {.read = 2e9,
+                            .write = 1e9,
+                            .duplex = 1.5,
+                            .while_computing = 0.9,
+                            .compute_lost = 0.1,
+                            .read_latency = 1e-4,
+                            .write_latency = 1e-4}};
   Run run{.name = "train"};
   const int32_t steps = 20 + upto(60);
   for (int32_t t = 0; t < steps; ++t) run.seconds.push_back(1e-4 * upto(20));
@@ -105,16 +105,16 @@ TEST(Assign, GivesPlacesAndTimesThatDontMeet) {
     for (const double room : {1.05, 1.3, 2.0}) {
       const auto bytes = static_cast<int64_t>(room * static_cast<double>(most)) / 4096 * 4096;
       for (const double seconds : {0.0, 2e-3, 1.0}) {
-        const RunPlan wish = assign_bytes(run, stays, bytes, problem.disk, seconds);
+        const RunPlan wish = assign_without_addresses(run, stays, bytes, problem.store, seconds);
         expect_fits(run, wish, bytes);
         EXPECT_GE(wish.seconds, computed);
         const std::optional<Cores> cores = place_cores(run, wish, bytes);
         if (!cores) continue;
         ++placed;
-        const RunPlan plan = assign(run, wish.stays, *cores, bytes, problem.disk, seconds);
+        const RunPlan plan = assign(run, wish.stays, *cores, bytes, problem.store, seconds);
         expect_sound(run, plan, bytes);
         EXPECT_GE(plan.seconds, computed);
-        EXPECT_NEAR(forecast_of({{.run = &run, .plan = &plan, .store = problem.disk}}).seconds / plan.seconds, 1, 1e-9);
+        EXPECT_NEAR(forecast_of({{.run = &run, .plan = &plan, .store = problem.store}}).seconds / plan.seconds, 1, 1e-9);
         for (const Stay& stay : plan.stays) {
           early += stay.reads && stay.issue < stay.first;
           late += stay.writes && stay.released > stay.last + 1;

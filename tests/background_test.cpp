@@ -94,9 +94,9 @@ TEST(Overlapped, ProgramsOfGptEndWithProducts) {
     SCOPED_TRACE(fmt::format("{} threads, max_grad_norm {}", threads, max_norm));
     EntryGraph job = gpt_training(kShape, {.optimizer = make_optimizer("adamw"), .max_grad_norm = max_norm}, /*part_bytes=*/512 << 10);
     Planner planner({{.name = "train", .graph = &job.graph}}, {.threads = threads});
-    const Program plain = planner.resident();
+    const Program plain = planner.all_in_memory();
     planner.overlap_updates();
-    const Program overlapped = planner.resident();
+    const Program overlapped = planner.all_in_memory();
     const auto seconds = [&](const Program& program) { return run_work(program, program.entries[0], job.graph, ComputeRates{}).seconds; };
     const auto kernels = [](SpaceKind) { return &cpu_kernels(); };
     verify(overlapped, {&job.graph}, kernels);

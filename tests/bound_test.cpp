@@ -55,7 +55,7 @@ Run run_of(const std::vector<int64_t>& fixed, std::vector<double> seconds, Piece
 }
 
 double bound_of(const Run& run, size_t lasting, int64_t memory, const StreamRates& rates) {
-  return Bound({.memory = memory, .disk = rates, .lasting = std::vector<Lasting>(lasting), .runs = {run}}).seconds();
+  return Bound({.memory = memory, .store = rates, .lasting = std::vector<Lasting>(lasting), .runs = {run}}).seconds();
 }
 
 // A tensor of 100 bytes waits while another takes the memory: half of it can stay.
@@ -135,12 +135,12 @@ TEST(Bound, NoPlanIsFaster) {
     std::mt19937 random(seed);
     Problem problem = random_problem(random);
     const auto rate = [&] { return static_cast<double>(kSector) * (1 + static_cast<double>(random() % 1500) / 100); };
-    problem.disk = {.read = rate(), .write = rate()};
+    problem.store = {.read = rate(), .write = rate()};
     if (random() % 2) {  // computing and transfers get in each other's way
       const auto share = [&](double most) { return most * static_cast<double>(random() % 1000) / 1000; };
-      problem.disk.duplex = 1 + share(1);
-      problem.disk.while_computing = 1 - share(0.9);
-      problem.disk.compute_lost = share(0.95 * problem.disk.while_computing);
+      problem.store.duplex = 1 + share(1);
+      problem.store.while_computing = 1 - share(0.9);
+      problem.store.compute_lost = share(0.95 * problem.store.while_computing);
     }
     const int64_t floor = floor_bytes(problem);
     const double computed = step_seconds(problem, [&](size_t r) { return planning::computing(problem.runs[r]); });
@@ -163,14 +163,15 @@ TEST(Bound, NoPlanIsFaster) {
       // Nor one that holds what chance says.
       Holder holder(problem);
       for (int round = 0; round < 3; ++round) {
-        HoldOrder order = holder.greedy();
+        HoldOrder order = holder.by_gain();
         std::shuffle(order.begin(), order.end(), random);
         order.resize(order.size() * (1 + random() % 4) / 4);
-        holder.choose(order, problem.memory);
+        holder.fill(order, problem.memory);
         Plan chance{.resident = holder.resident()};
         for (size_t r = 0; r < problem.runs.size(); ++r)
-          chance.runs.push_back(assign_bytes(problem.runs[r], holder.stays(r), problem.memory - bytes_below(problem, chance.resident),
-                                             problem.disk, random() % 2 ? 1e9 : 0.0));
+          chance.runs.push_back(assign_without_addresses(problem.runs[r], holder.stays(r),
+                                                         problem.memory - bytes_below(problem, chance.resident), problem.store,
+                                                         random() % 2 ? 1e9 : 0.0));
         EXPECT_GE(step_seconds(problem, [&](size_t r) { return chance.runs[r].seconds; }), bound * (1 - 1e-9))
             << "seed " << seed << ", memory " << problem.memory;
       }
@@ -196,7 +197,7 @@ TEST(Bound, TakesNoMoreThanItMay) {
   Bound limited(problem, kInfinity, rows);
   EXPECT_LT(limited.bytes(), whole.bytes());
   EXPECT_LE(limited.seconds(), whole.seconds());
-  EXPECT_TRUE(limited.settle(0));
+  EXPECT_TRUE(limited.solve_with_free(0));
   // Without room for the program, pieces are held by gain.
   Search coarse(problem, kInfinity, 0);
   EXPECT_GE(coarse.bound(), computing(problem.runs[0]) * problem.runs[0].runs_per_step);

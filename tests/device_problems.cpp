@@ -28,7 +28,7 @@ class Maker {
   planning::Problem make() {
     problem_.memory = of_.device_bytes;
     problem_.immovable = kGB;  // context, libraries, what is small
-    problem_.disk = {.read = of_.link, .write = of_.link, .duplex = 2};
+    problem_.store = {.read = of_.link, .write = of_.link, .duplex = 2};
     problem_.backing = {
         {.name = "host", .bytes = of_.host_bytes, .between_runs = 4 * kChunk, .store = {.read = of_.disk_read, .write = of_.disk_write}}};
     run_ = {.name = "train"};

@@ -19,7 +19,7 @@ Problem example() {
   constexpr int64_t kUnit = 1'024'000;  // whole sectors, read in 1 ms
   Problem problem{
       .memory = 34 * kUnit,
-      .disk = {.read = 1e3 * kUnit, .write = 1e3 * kUnit},
+      .store = {.read = 1e3 * kUnit, .write = 1e3 * kUnit},
       .lasting = {{.name = "w1", .bytes = 8 * kUnit, .held = 8 * kUnit}, {.name = "w2", .bytes = 8 * kUnit, .held = 8 * kUnit}}};
   auto& run = problem.runs.emplace_back();
   run.name = "train";
@@ -44,7 +44,7 @@ TEST(Example, IsWhatTheDocumentationShows) {
   const auto& run = problem.runs[0];
   stands_there(print(problem));
   Bound bound(problem);
-  ASSERT_TRUE(bound.settle(0));
+  ASSERT_TRUE(bound.solve_with_free(0));
   stands_there(fmt::format(
       "bound {:.1f} ms\nresident: w1 {:.2f}, w2 {:.2f}\nheld: h1 {:.2f} and {:.2f}, w1 {:.2f} and {:.2f}, w2 {:.2f} and {:.2f}\n",
       1e3 * bound.seconds(), bound.resident(0), bound.resident(1), bound.held(0, 0, 0), bound.held(0, 0, 1), bound.held(0, 1, 0),
@@ -53,7 +53,7 @@ TEST(Example, IsWhatTheDocumentationShows) {
   ASSERT_TRUE(plan.has_value());
   stands_there(print(run, plan->runs[0].stays));
   stands_there(print(run, plan->runs[0]));
-  const StreamForecast forecast = forecast_of({{.run = &run, .plan = &plan->runs[0], .store = problem.disk}});
+  const StreamForecast forecast = forecast_of({{.run = &run, .plan = &plan->runs[0], .store = problem.store}});
   stands_there(fmt::format("{:.1f} ms: {:.1f} computing, {:.1f} waiting; the disk reads for {:.1f} and writes for {:.1f}\n",
                            1e3 * forecast.seconds, 1e3 * forecast.compute, 1e3 * forecast.stalled, 1e3 * forecast.read,
                            1e3 * forecast.write));

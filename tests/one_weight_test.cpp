@@ -94,7 +94,7 @@ TEST(OneWeightGraphs, UpdateLater) {
                            {.name = "update", .graph = &update.graph, .runs_per_step = 0.01, .role = update.role}},
                           {.threads = 2});
     const std::vector<const Graph*> graphs{&pending.graph, &first.graph, &update.graph};
-    const int64_t most = planner.resident().memory().bytes;
+    const int64_t most = planner.all_in_memory().memory().bytes;
     for (const int64_t limit : {int64_t{0}, most * 3 / 4, 2 * most}) {
       const Program program = planner.streamed(limit, {}, {}).program;
       verify(program, graphs);

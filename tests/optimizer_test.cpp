@@ -278,7 +278,7 @@ TEST(Optimizer, StateBeginsAsItsDefinitionSaysInMemoryAndOnADisk) {
   EntryGraph train = gpt_training(kShape, spec, int64_t{64} << 10, /*packed=*/true);
   Workers workers(2);
   const Planner planner({{.name = "train", .graph = &train.graph}}, {.threads = 2});
-  const Program resident = planner.resident(), streamed = planner.streamed(0, {}, {}).program;
+  const Program resident = planner.all_in_memory(), streamed = planner.streamed(0, {}, {}).program;
   std::vector<std::vector<std::byte>> left;
   for (const Program* program : {&resident, &streamed}) {
     verify(*program, {&train.graph});
@@ -334,7 +334,7 @@ TEST(Optimizer, AMachineThatGoesOnKeepsTheDisksState) {
 TEST(Optimizer, AdafactorKeepsRowsAndColumns) {
   for (const int64_t part_bytes : {int64_t{1} << 30, int64_t{64} << 10}) {
     EntryGraph train = gpt_training(kShape, {.optimizer = make_optimizer("adafactor")}, part_bytes);
-    const Program program = Planner({{.name = "train", .graph = &train.graph}}, {.threads = 1}).resident();
+    const Program program = Planner({{.name = "train", .graph = &train.graph}}, {.threads = 1}).all_in_memory();
     int64_t found = 0, wanted = 0, all = 0;
     for (const Persistent& value : program.persistent) {
       if (value.purpose == Purpose::optimizer) found += value.type.bytes();

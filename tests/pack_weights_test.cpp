@@ -259,7 +259,7 @@ struct Planned {
   Program program;
   explicit Planned(int64_t limit) : job(gpt_training(kWide, {}, int64_t{1} << 30, /*packed=*/true)) {
     const Planner planner({{.name = "train", .graph = &job.graph}}, {.threads = 2});
-    program = limit < 0 ? planner.resident() : planner.streamed(limit, {}, {}).program;
+    program = limit < 0 ? planner.all_in_memory() : planner.streamed(limit, {}, {}).program;
   }
 };
 

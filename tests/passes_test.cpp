@@ -455,6 +455,35 @@ TEST(Autodiff, NamesEveryNodeWithoutGradient) {
   EXPECT_EQ(find_blockers(graph, {loss}).size(), op_named("CumSum").gradient ? 0u : 1u);
 }
 
+TEST(Autodiff, GradientsGoAroundStepFunctions) {
+  const auto gradient_of = [](const char* magnitude) {
+    Graph graph = parse_graph(fmt::format(R"(g (float[4] x) => (float[4] y) <float[4] w> {{
+      a = Mul(x, w)
+      {}
+    }})",
+                                          magnitude));
+    const ValueId loss = Builder(graph).emit("SquaredError", {graph.outputs[0], graph.inputs[0]});
+    EXPECT_TRUE(find_blockers(graph, {loss}).empty());
+    graph.outputs = {differentiate(graph, loss).at(graph.find_value("w"))};
+    return run(graph)[0];
+  };
+  EXPECT_EQ(gradient_of("s = Sign(a)\n y = Mul(s, a)"), gradient_of("y = Abs(a)"));
+}
+
+TEST(Autodiff, StepFunctionsWithoutAWayAroundAndStraightThroughEstimatorsAreNamed) {
+  const auto blockers = [](const char* nodes) {
+    Graph graph = parse_graph(fmt::format("g (float[4] x) => (float[4] y) <float[4] w> {{ a = Mul(x, w)\n {} }}", nodes));
+    const ValueId loss = Builder(graph).emit("SquaredError", {graph.outputs[0], graph.inputs[0]});
+    EXPECT_EQ(find_steps(graph, {loss}).size(), 1u) << nodes;
+    return find_blockers(graph, {loss}).size();
+  };
+  EXPECT_EQ(blockers("y = Floor(a)"), 1u);
+  EXPECT_EQ(blockers("f = Floor(a)\n y = Sub(a, f)"), 0u) << "a remainder";
+  EXPECT_EQ(blockers("r = Round(a)\n d = Sub(r, a)\n y = Add(a, d)"), 1u);
+  EXPECT_EQ(blockers("r = Round(a)\n n = Neg(x)\n s = Mul(r, n)\n d = Sub(s, a)\n y = Add(d, a)"), 1u);
+  EXPECT_EQ(blockers("r = Round(a)\n d = Sub(a, r)\n y = Sub(a, d)"), 1u);
+}
+
 TEST(Pipeline, AnAccumulatedStepComputesTheGradientsOfThePlainOne) {
   const char* text = R"(g (float[4, 3] x) => (float[4, 2] y) <float[3, 3] w, float[3, 2] v> {
     a = MatMul(x, w)

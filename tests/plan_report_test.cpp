@@ -117,7 +117,7 @@ TEST(PlanReport, PictureIsSound) {
 TEST(PlanReport, TimelineIsTheForecast) {
   PlannedGpt job(kSmall);
   const Planner planner({{.name = "train", .graph = &job.train.graph, .keep = {}}}, {.threads = 2});
-  const int64_t most = planner.resident().memory().bytes, least = planner.streamed(0, {}, {}).program.memory().bytes;
+  const int64_t most = planner.all_in_memory().memory().bytes, least = planner.streamed(0, {}, {}).program.memory().bytes;
   const ComputeRates compute{.flops = 1e11, .element_flops = 5e10, .bytes_per_second = 4e10, .far_bytes_per_second = 2e10};
   const StreamRates disk{.read = 3e8, .write = 2e8};
   const PlannedProgram made = planner.streamed((most + least) / 2, compute, disk);

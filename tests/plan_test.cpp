@@ -33,7 +33,7 @@ ValueId input(Graph& graph, const char* name, Shape shape) {
   return graph.inputs.back();
 }
 
-void expect_valid(const std::vector<Block>& blocks, int64_t height) {
+void expect_valid(const std::vector<AddressBlock>& blocks, int64_t height) {
   for (size_t i = 0; i < blocks.size(); ++i) {
     ASSERT_EQ(blocks[i].offset % kPlaceAlignment, 0);
     ASSERT_GE(blocks[i].offset, 0);
@@ -47,11 +47,11 @@ void expect_valid(const std::vector<Block>& blocks, int64_t height) {
 }
 
 // Sizes over four orders of magnitude, lifetimes over all.
-std::vector<Block> random_blocks(uint32_t seed, int n) {
+std::vector<AddressBlock> random_blocks(uint32_t seed, int n) {
   std::mt19937 random(seed);
   const auto exponential = [&](double doublings) { return std::exp2(doublings * (random() % 10000) / 10000); };
-  std::vector<Block> blocks(static_cast<size_t>(n));
-  for (Block& block : blocks) {
+  std::vector<AddressBlock> blocks(static_cast<size_t>(n));
+  for (AddressBlock& block : blocks) {
     block.bytes = static_cast<int64_t>(64 * exponential(14));
     block.first = static_cast<int32_t>(random() % static_cast<uint32_t>(n));
     block.last = std::min(n - 1, block.first + static_cast<int32_t>(exponential(std::log2(n))));
@@ -63,7 +63,7 @@ TEST(Addresses, RandomBlocksComeCloseToTheBound) {
   int close = 0, all = 0;
   for (int n : {1, 2, 10, 50, 200, 800}) {
     for (uint32_t seed = 0; seed < 12; ++seed) {
-      std::vector<Block> blocks = random_blocks(seed, n);
+      std::vector<AddressBlock> blocks = random_blocks(seed, n);
       const int64_t bound = max_live_bytes(blocks), height = assign_addresses(blocks);
       expect_valid(blocks, height);
       EXPECT_GE(height, bound);
@@ -79,7 +79,7 @@ TEST(Addresses, RandomBlocksComeCloseToTheBound) {
 TEST(Addresses, NestedLifetimesFitExactly) {
   std::mt19937 random(7);
   for (int layers : {3, 40, 1600}) {
-    std::vector<Block> blocks;
+    std::vector<AddressBlock> blocks;
     for (int i = 0; i < layers; ++i) {
       const int64_t bytes = 65536 * static_cast<int64_t>(1 + random() % 4);
       blocks.push_back({.bytes = bytes * static_cast<int64_t>(1 + random() % 4), .first = i, .last = 2 * layers - i});
@@ -92,13 +92,13 @@ TEST(Addresses, NestedLifetimesFitExactly) {
 }
 
 TEST(Addresses, IsTheSameEveryTime) {
-  std::vector<Block> a = random_blocks(5, 300), b = a;
+  std::vector<AddressBlock> a = random_blocks(5, 300), b = a;
   EXPECT_EQ(assign_addresses(a), assign_addresses(b));
   for (size_t i = 0; i < a.size(); ++i) EXPECT_EQ(a[i].offset, b[i].offset);
 }
 
 TEST(Addresses, FiveThousandBlocksComeNearTheBound) {
-  std::vector<Block> blocks = random_blocks(1, 5000);
+  std::vector<AddressBlock> blocks = random_blocks(1, 5000);
   const int64_t bound = max_live_bytes(blocks), height = assign_addresses(blocks);
   EXPECT_LE(height * 100, bound * 104);
   const int64_t enough = bound * 103 / 100;  // no less is looked for

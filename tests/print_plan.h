@@ -16,7 +16,7 @@ inline std::string shown_steps(int32_t first, int32_t last) {
 
 // A line for memory and disk, and for each run, block and piece.
 inline std::string print(const Problem& problem) {
-  const StreamRates& disk = problem.disk;
+  const StreamRates& disk = problem.store;
   std::string text = fmt::format("memory {}, of which {} never moves; disk: {:g} bytes/s read, {:g} written\n", problem.memory,
                                  problem.immovable, disk.read, disk.write);
   for (const Run& run : problem.runs) {

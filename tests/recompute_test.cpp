@@ -17,7 +17,7 @@
 #include "passes/plan.h"
 #include "passes/saved_tensors.h"
 #include "test_paths.h"
-#include "tests/fastest_alternative.h"
+#include "tests/fastest_candidate.h"
 #include "tests/plan_support.h"
 #include "tests/problem_file.h"
 #include "tests/trainer_runs.h"

@@ -276,7 +276,7 @@ TEST(SplitWeights, PartsOfFrozenWeightsAreReadAndNeverWritten) {
   const Planner planner(
       {{.name = "train", .graph = &train.graph}, {.name = "evaluate", .graph = &evaluate.graph, .role = {.kind = EntryKind::evaluate}}},
       {.threads = 1});
-  const int64_t least = planner.streamed(0, {}, {}).program.memory().bytes, most = planner.resident().memory().bytes;
+  const int64_t least = planner.streamed(0, {}, {}).program.memory().bytes, most = planner.all_in_memory().memory().bytes;
   size_t parts_read = 0, trained_written = 0;
   for (const int64_t limit : {least, least + (most - least) / 4, least + (most - least) / 2}) {
     const Program program = planner.streamed(limit, {}, {}).program;

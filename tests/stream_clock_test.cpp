@@ -11,7 +11,7 @@ TEST(StreamClock, TransfersOneAfterTheOtherBesideComputing) {
   StreamClock clock({.read = 10, .write = 20});
   const size_t read = clock.begin(false, 30), write = clock.begin(true, 20);
   EXPECT_DOUBLE_EQ(clock.lead(read), 3);
-  EXPECT_DOUBLE_EQ(clock.backlog(), 4);
+  EXPECT_DOUBLE_EQ(clock.lead(write), 4);
   clock.compute(2);
   EXPECT_FALSE(clock.is_over(read));
   EXPECT_DOUBLE_EQ(clock.wait(read), 1);

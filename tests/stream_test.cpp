@@ -156,7 +156,7 @@ Bytes result_of(const Job& job, const Program& program, Workers& workers, LazyDi
 
 // What the job leaves with everything in memory and nothing computed again, its micro-batches one by one.
 Bytes plain_result(Job job, Workers& workers) {  // a copy: planning puts graphs in order
-  return result_of(job, Planner(job.entries(), {.threads = workers.threads()}).resident(), workers, nullptr, nullptr, {}, nullptr);
+  return result_of(job, Planner(job.entries(), {.threads = workers.threads()}).all_in_memory(), workers, nullptr, nullptr, {}, nullptr);
 }
 
 // What must be there at once: the entries' peaks, and between runs the tensors of the disk that are looked at.
@@ -181,7 +181,7 @@ void check_job(Job job, const Bytes& wanted, int limits, Workers& workers, Count
   job.finish();
   const Planner planner(job.entries(), {.threads = workers.threads()});
   const auto graphs = job.pointers();
-  const Program resident = planner.resident();
+  const Program resident = planner.all_in_memory();
   const PlannedProgram least = planner.streamed(0, {}, {});
   std::mt19937 random(job.seed);
   count.several += job.graphs.size() > 1;
@@ -312,7 +312,7 @@ TEST(Stream, RandomGraphsInThreeMemoriesGiveTheBitsOfTheResidentPlan) {
     job.finish();
     const Planner planner(job.entries(), {.threads = 1});
     const auto graphs = job.pointers();
-    const int64_t most = planner.resident().memory().bytes;
+    const int64_t most = planner.all_in_memory().memory().bytes;
     const auto [least, least_host] = planner.least_discrete();
     std::mt19937 random(seed);
     for (int i = 0; i < 4; ++i) {
@@ -481,7 +481,7 @@ struct Range {
   explicit Range(const GptShape& shape) : job(gpt_training(shape)) {
     const Planner planner = make({.threads = 2});
     least = planner.streamed(0, {}, {}).program.memory().bytes;
-    most = planner.resident().memory().bytes;
+    most = planner.all_in_memory().memory().bytes;
   }
   Planner make(const PlanOptions& options) { return Planner({{.name = "train", .graph = &job.graph, .keep = {}}}, options); }
   int64_t at(int tenths) const { return least + (most - least) * tenths / 10; }
@@ -533,7 +533,7 @@ TEST(Stream, LargePlansAreTight) {
         LargeCase{"char_gpt", {.layers = 6, .heads = 6, .width = 384, .vocabulary = 65, .batch = 16, .length = 256}, 1.25}}) {
     EntryGraph job = gpt_training(shape);
     const Planner planner({{.name = "train", .graph = &job.graph, .keep = {}}}, {.threads = 2});
-    const int64_t most = planner.resident().memory().bytes, least = planner.streamed(0, {}, {}).program.memory().bytes;
+    const int64_t most = planner.all_in_memory().memory().bytes, least = planner.streamed(0, {}, {}).program.memory().bytes;
     EXPECT_LE(least * 3, most) << name;
     double worst = 1;
     for (int i = 0; i < 8; ++i) {

@@ -28,7 +28,7 @@ struct Streamed {
       : graph(random_graph(seed, nodes, {.rows = 32, .width = 128, .near = 1, .saved = true, .pieces = seed >= 20})) {
     const Planner planner({{.name = "run", .graph = &graph, .keep = {}}}, {.threads = 2});
     const double least = static_cast<double>(planner.streamed(0, {}, {}).program.memory().bytes),
-                 most = static_cast<double>(planner.resident().memory().bytes);
+                 most = static_cast<double>(planner.all_in_memory().memory().bytes);
     for (int tries = 0; tries < 4 && program.file().bytes == 0; ++tries, share /= 4)
       program = planner.streamed(static_cast<int64_t>(least + share * (most - least)), {}, {}).program;
   }

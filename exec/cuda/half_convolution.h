@@ -107,8 +107,8 @@ inline std::optional<HalfConvolution> half_dx(const KernelSpec& spec) {
   return half_convolution(spec, layout_of_dx(spec), cuda::ConvolutionProblem::Result::dx, /*goes_on=*/2);
 }
 inline std::optional<HalfConvolution> half_dw(const KernelSpec& spec) {
-  constexpr size_t kNone = 2;  // no input
-  return half_convolution(spec, layout_of_dw(spec), cuda::ConvolutionProblem::Result::dw, kNone);
+  constexpr size_t kNoBaseInput = 2;
+  return half_convolution(spec, layout_of_dw(spec), cuda::ConvolutionProblem::Result::dw, kNoBaseInput);
 }
 
 }  // namespace convolution

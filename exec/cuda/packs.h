@@ -11,7 +11,7 @@
 
 ORT_TRAIN_OPS_BEGIN
 
-// Elements of a pack of up to 16 bytes, the largest of which is of so many.
+// Elements per pack where the largest element type has `largest` bytes: 16 bytes of it, at least 2, at most 8.
 constexpr int pack_of(size_t largest) { return static_cast<int>(std::clamp<size_t>(16 / largest, 2, 8)); }
 
 // f.pack(i) for the F::kPack elements from i on, or f(i) for one; in any order. F is a functor, HOST_DEVICE.

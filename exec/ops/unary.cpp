@@ -94,7 +94,7 @@ constexpr OpDef step(std::string_view name, int since) {
           .infer = infer_same_as_input,
           .no_gradient = kStep,
           .hint = kStepHint,
-          .traits = {.along = along_elements},
+          .traits = {.is_step = true, .along = along_elements},
           .standard = 13};
 }
 

@@ -24,11 +24,13 @@ struct Item {
   size_t transfer = 0;  // the one that was begun last
 };
 
-class Pass {
+// At each step: begin writes of stays that have ended; wait for writes that the step needs in the backing memory; make room; begin the
+// reads that the step needs; begin reads ahead of their steps; wait for the step's reads; compute.
+class Assigner {
  public:
-  // `cores`: null where it goes by bytes alone.
-  Pass(const Run& run, std::vector<Stay> stays, const Cores* cores, int64_t bytes, const StreamRates& disk, double early)
-      : run_(run), bytes_(bytes), early_(early), by_bytes_(!cores), clock_(disk) {
+  // `cores`: null where it goes without addresses.
+  Assigner(const Run& run, std::vector<Stay> stays, const Cores* cores, int64_t bytes, const StreamRates& disk, double prefetch_seconds)
+      : run_(run), bytes_(bytes), prefetch_seconds_(prefetch_seconds), by_bytes_(!cores), clock_(disk) {
     plan_.stays = std::move(stays);
     if (cores) offsets_ = cores->offsets;
     computed_.resize(run.steps() + 1);
@@ -57,7 +59,7 @@ class Pass {
   RunPlan run() {
     const auto steps = static_cast<int32_t>(run_.steps());
     for (int32_t t = 0; t <= steps; ++t) {
-      for (const size_t i : ending_[static_cast<size_t>(t)]) end(i);
+      for (const size_t i : ending_[static_cast<size_t>(t)]) end_stay(i);
       if (t == steps) break;
       for (const size_t i : due_[static_cast<size_t>(t)]) {  // what the step uses in the backing memory is there by then
         if (items_[i].state == State::writing) release(i, t);
@@ -67,7 +69,7 @@ class Pass {
         if (items_[i].state == State::coming) make_room(i, t);
       }
       for (const size_t i : starting) {
-        if (items_[i].state == State::coming) begin(i, t);
+        if (items_[i].state == State::coming) begin_stay(i, t);
       }
       begin_reads(t);
       for (const size_t i : starting) {
@@ -90,7 +92,7 @@ class Pass {
  private:
   bool is_read(size_t i) const { return i < plan_.stays.size() && plan_.stays[i].reads; }
 
-  void begin(size_t i, int32_t t) {
+  void begin_stay(size_t i, int32_t t) {
     items_[i].state = State::there;
     if (!is_read(i)) return;
     plan_.stays[i].issue = t;
@@ -98,7 +100,7 @@ class Pass {
     items_[i].transfer = clock_.begin(false, items_[i].bytes);
   }
 
-  void end(size_t i) {
+  void end_stay(size_t i) {
     if (i >= plan_.stays.size() || !plan_.stays[i].writes) return leave(i);
     items_[i].state = State::writing;
     items_[i].transfer = clock_.begin(true, items_[i].bytes);
@@ -141,11 +143,11 @@ class Pass {
     for (size_t r = next_; r < reads_.size(); ++r) {
       const size_t i = reads_[r];
       if (items_[i].state != State::coming) continue;
-      if (computed_[static_cast<size_t>(items_[i].first)] - computed_[static_cast<size_t>(t) + 1] > early_) return;
+      if (computed_[static_cast<size_t>(items_[i].first)] - computed_[static_cast<size_t>(t) + 1] > prefetch_seconds_) return;
       if (run_.pieces[plan_.stays[i].piece].first_readable_step > t || ready(i) > clock_.now() || !is_written(i)) continue;
       if (!(by_bytes_ ? find_bytes(i, t) : find_address(i, t))) return;
       make_room(i, t);
-      begin(i, t);
+      begin_stay(i, t);
     }
   }
 
@@ -217,7 +219,7 @@ class Pass {
 
   const Run& run_;
   const int64_t bytes_;
-  const double early_;
+  const double prefetch_seconds_;
   const bool by_bytes_;
   RunPlan plan_{};
   StreamClock clock_;
@@ -229,14 +231,14 @@ class Pass {
   size_t next_ = 0;                                           // of these: those before it have begun
   std::vector<size_t> writing_;                               // in the order in which the writes were begun
   int64_t writing_bytes_ = 0;
-  std::vector<int64_t> load_;     // by step, by bytes alone: cores, and reads ahead of them
+  std::vector<int64_t> load_;     // by step, without addresses: cores, and reads ahead of them
   std::vector<int64_t> offsets_;  // by item: at first cores don't meet there, and what moves changes them
   Placements taken_;              // what is in memory, being written, or comes
 };
 
 // Each core, and such a share of its flanks.
 Cores pack_cores(const Run& run, const std::vector<Stay>& stays, double share, const AddressOptions& options) {
-  std::vector<ort_train::Block> blocks;
+  std::vector<AddressBlock> blocks;
   const auto part = [&](int32_t steps) { return static_cast<int32_t>(share * steps); };
   for (const Stay& stay : stays) {
     const int32_t before = part(stay.first - stay.issue), after = part(stay.released - stay.last - 1);
@@ -250,14 +252,14 @@ Cores pack_cores(const Run& run, const std::vector<Stay>& stays, double share, c
   for (const Block& block : run.blocks)  // of a run without steps, too
     blocks.push_back({.bytes = block.bytes, .first = block.first, .last = std::max(block.first, block.last)});
   Cores cores{.offsets = {}, .bytes = assign_addresses(blocks, options)};
-  for (const ort_train::Block& block : blocks) cores.offsets.push_back(block.offset);
+  for (const AddressBlock& block : blocks) cores.offsets.push_back(block.offset);
   return cores;
 }
 
 }  // namespace
 
-RunPlan assign_bytes(const Run& run, std::vector<Stay> stays, int64_t bytes, const StreamRates& disk, double early) {
-  return Pass(run, std::move(stays), nullptr, bytes, disk, early).run();
+RunPlan assign_without_addresses(const Run& run, std::vector<Stay> stays, int64_t bytes, const StreamRates& disk, double prefetch_seconds) {
+  return Assigner(run, std::move(stays), nullptr, bytes, disk, prefetch_seconds).run();
 }
 
 std::optional<Cores> place_cores(const Run& run, const RunPlan& wish, int64_t bytes) {
@@ -270,8 +272,9 @@ std::optional<Cores> place_cores(const Run& run, const RunPlan& wish, int64_t by
 
 Cores place_tightly(const Run& run, const std::vector<Stay>& stays) { return pack_cores(run, stays, 0, {}); }
 
-RunPlan assign(const Run& run, std::vector<Stay> stays, const Cores& cores, int64_t bytes, const StreamRates& disk, double early) {
-  return Pass(run, std::move(stays), &cores, bytes, disk, early).run();
+RunPlan assign(const Run& run, std::vector<Stay> stays, const Cores& cores, int64_t bytes, const StreamRates& disk,
+               double prefetch_seconds) {
+  return Assigner(run, std::move(stays), &cores, bytes, disk, prefetch_seconds).run();
 }
 
 }  // namespace ort_train::planning

@@ -6,7 +6,7 @@
 // they are over. Reads begin in the order of need, as early as they may and there is room: in the place that is reserved, or in the
 // tightest gap. What begins at its step takes its place, and waits for the writes that are still in it.
 //
-// The same pass can go by bytes alone, without addresses: that is fast, and says which flanks are worth a place.
+// The same pass can go without addresses: that is fast, and says which flanks are worth a place.
 
 #pragma once
 
@@ -18,7 +18,7 @@
 
 namespace ort_train::planning {
 
-// A stay of a piece in memory. Of a run with `until`s, a write is over before that step.
+// A stay of a piece in memory. A write of a piece with `written_by_step` is complete before that step.
 struct Stay {
   uint32_t piece = 0;
   int32_t first = 0, last = 0;  // steps of its first and last use
@@ -35,9 +35,9 @@ struct RunPlan {
   double seconds = 0;                  // that the run is expected to take
 };
 
-// By bytes alone: no more than `bytes` are taken at any step. Offsets are not set. `early`: seconds that are computed at most between the
-// beginning of a read and its step.
-RunPlan assign_bytes(const Run& run, std::vector<Stay> stays, int64_t bytes, const StreamRates& disk, double early);
+// Without addresses: no more than `bytes` are taken at any step. Offsets are not set. `prefetch_seconds`: seconds that are computed at most
+// between the beginning of a read and its step.
+RunPlan assign_without_addresses(const Run& run, std::vector<Stay> stays, int64_t bytes, const StreamRates& disk, double prefetch_seconds);
 
 // Places of cores: the offset of each stay and, after those, of each block.
 struct Cores {
@@ -50,6 +50,7 @@ std::optional<Cores> place_cores(const Run& run, const RunPlan& wish, int64_t by
 Cores place_tightly(const Run& run, const std::vector<Stay>& stays);
 
 // With addresses below `bytes`.
-RunPlan assign(const Run& run, std::vector<Stay> stays, const Cores& cores, int64_t bytes, const StreamRates& disk, double early);
+RunPlan assign(const Run& run, std::vector<Stay> stays, const Cores& cores, int64_t bytes, const StreamRates& disk,
+               double prefetch_seconds);
 
 }  // namespace ort_train::planning

@@ -81,22 +81,22 @@ HierarchyPlan with_backing_problem(const Problem& problem, Plan near, bool ahead
       if (!ahead) stay.issue = stay.first, stay.released = stay.last + 1;
     }
   }
-  HierarchyPlan layers{.plans = {std::move(near)}};
-  layers.backing = {backing_problem(problem, layers.plans[0].resident, layers.plans[0].runs)};
-  return layers;
+  HierarchyPlan levels{.plans = {std::move(near)}};
+  levels.backing = {backing_problem(problem, levels.plans[0].resident, levels.plans[0].runs)};
+  return levels;
 }
 
 // Holds in the backing memory what a plan for the nearest one needs there.
 std::optional<HierarchyPlan> plan_backing(const Problem& problem, const Plan& near) {
   for (const bool ahead : {true, false}) {
-    HierarchyPlan layers = with_backing_problem(problem, near, ahead);
-    const Problem& backing = layers.backing[0];
+    HierarchyPlan levels = with_backing_problem(problem, near, ahead);
+    const Problem& backing = levels.backing[0];
     if (backing.memory < floor_bytes(backing)) continue;
     std::optional<Plan> plan = Search(backing).best();
-    layers.plans.push_back(plan ? std::move(*plan) : least_plan(backing));
-    if (bytes_of(backing, layers.plans[1]) > backing.memory) continue;
-    set_forecasts(problem, layers);
-    return layers;
+    levels.plans.push_back(plan ? std::move(*plan) : least_plan(backing));
+    if (bytes_of(backing, levels.plans[1]) > backing.memory) continue;
+    set_forecasts(problem, levels);
+    return levels;
   }
   return std::nullopt;
 }
@@ -104,7 +104,7 @@ std::optional<HierarchyPlan> plan_backing(const Problem& problem, const Plan& ne
 // All memories as one: nothing that moves between them takes time. What is used, here or in the backing memory, has to be in one of them.
 double bound_of_all(const Problem& problem) {
   Problem all = problem;
-  for (const BackingMemory& memory : problem.backing) all.memory += memory.bytes, all.disk = memory.store;
+  for (const BackingMemory& memory : problem.backing) all.memory += memory.bytes, all.store = memory.store;
   all.backing.clear();
   for (Lasting& value : all.lasting) value.may_be_resident = true;
   for (Run& run : all.runs) {
@@ -125,7 +125,7 @@ double bound_of_all(const Problem& problem) {
 
 Problem backing_problem(const Problem& problem, const std::vector<bool>& resident, const std::vector<RunPlan>& runs) {
   const BackingMemory& memory = problem.backing.at(0);
-  Problem result{.memory = memory.bytes, .disk = memory.store, .backing = {problem.backing.begin() + 1, problem.backing.end()}};
+  Problem result{.memory = memory.bytes, .store = memory.store, .backing = {problem.backing.begin() + 1, problem.backing.end()}};
   result.lasting = problem.lasting;
   for (size_t i = 0; i < result.lasting.size(); ++i) result.lasting[i].may_be_resident = !resident[i];
   for (size_t r = 0; r < runs.size(); ++r) result.runs.push_back(backing_run(problem, problem.runs[r], runs[r]));
@@ -138,15 +138,15 @@ std::vector<LevelPlan> HierarchyPlan::of_run(const Problem& nearest, size_t run)
   std::vector<LevelPlan> result;
   for (size_t l = 0; l < plans.size(); ++l) {
     const Problem& problem = l == 0 ? nearest : backing[l - 1];
-    result.push_back({.run = &problem.runs[run], .plan = &plans[l].runs[run], .store = problem.disk});
+    result.push_back({.run = &problem.runs[run], .plan = &plans[l].runs[run], .store = problem.store});
   }
   return result;
 }
 
-void set_forecasts(const Problem& problem, HierarchyPlan& layers) {
-  layers.forecasts.clear();
-  for (size_t r = 0; r < problem.runs.size(); ++r) layers.forecasts.push_back(forecast_of(layers.of_run(problem, r)));
-  layers.seconds = step_seconds(problem, [&](size_t r) { return layers.forecasts[r].seconds; });
+void set_forecasts(const Problem& problem, HierarchyPlan& levels) {
+  levels.forecasts.clear();
+  for (size_t r = 0; r < problem.runs.size(); ++r) levels.forecasts.push_back(forecast_of(levels.of_run(problem, r)));
+  levels.seconds = step_seconds(problem, [&](size_t r) { return levels.forecasts[r].seconds; });
 }
 
 int64_t bytes_of(const Problem& problem, const Plan& plan) {
@@ -176,11 +176,11 @@ std::optional<HierarchyPlan> plan_hierarchy(const Problem& problem) {
   return best;
 }
 
-HierarchyPlan smallest_hierarchy(const Problem& problem) {
-  HierarchyPlan layers = with_backing_problem(problem, least_plan(problem), /*ahead=*/false);
-  layers.plans.push_back(least_plan(layers.backing[0]));
-  set_forecasts(problem, layers);
-  return layers;
+HierarchyPlan least_hierarchy(const Problem& problem) {
+  HierarchyPlan levels = with_backing_problem(problem, least_plan(problem), /*ahead=*/false);
+  levels.plans.push_back(least_plan(levels.backing[0]));
+  set_forecasts(problem, levels);
+  return levels;
 }
 
 }  // namespace ort_train::planning

@@ -33,7 +33,7 @@ struct HierarchyPlan {
 };
 
 // What the runs are expected to take.
-void set_forecasts(const Problem& problem, HierarchyPlan& layers);
+void set_forecasts(const Problem& problem, HierarchyPlan& levels);
 
 // What a plan takes of its problem's memory.
 int64_t bytes_of(const Problem& problem, const Plan& plan);
@@ -41,6 +41,6 @@ int64_t bytes_of(const Problem& problem, const Plan& plan);
 // The fastest that it finds; none where it finds no room. At most one backing memory.
 std::optional<HierarchyPlan> plan_hierarchy(const Problem& problem);
 // Of least memory, the nearest first: those of all memories are as large as they have to be.
-HierarchyPlan smallest_hierarchy(const Problem& problem);
+HierarchyPlan least_hierarchy(const Problem& problem);
 
 }  // namespace ort_train::planning

@@ -21,7 +21,7 @@ Bound::Bound(const Problem& problem, double enough, int64_t most)
       most_(most),
       least_runs_(min_counted_runs_per_step(runs_)),
       resident_(problem.lasting.size(), -1) {
-  const StreamRates& rates = problem.disk;
+  const StreamRates& rates = problem.store;
   const double price = rates.compute_lost / rates.while_computing;
   const double hidden = (rates.while_computing - rates.compute_lost) / (1 - rates.compute_lost);  // by a second of computing
   price_ = price / (1 - price);
@@ -150,7 +150,7 @@ void Bound::add_writes(RunRows& rows, int32_t changed, double seconds, const std
 // The rooms of the steps, and rows of a few: the others are made where a solution violates them.
 void Bound::add_memory(size_t run) {
   RunRows& rows = rows_[run];
-  for (const int64_t least : least_load(problem_, runs_[run])) rows.room.push_back(limit_ - least);
+  for (const int64_t least : used_bytes_by_step(problem_, runs_[run])) rows.room.push_back(limit_ - least);
   const auto steps = static_cast<int32_t>(rows.room.size());
   for (int32_t i = 0; i < kFirstRows && steps > 0; ++i)
     memory_row(rows, static_cast<int32_t>(int64_t{steps} * (2 * i + 1) / (2 * kFirstRows)));
@@ -203,7 +203,7 @@ std::vector<Bound::Stretch> Bound::worst(std::vector<Stretch> all) {
 }
 
 // Makes the rows of memory that the solution violates most, some way from each other; false if there are none.
-bool Bound::add_overfull(RunRows& rows) {
+bool Bound::add_violated_memory_rows(RunRows& rows) {
   const std::vector<double> free = free_memory(rows);
   const auto steps = static_cast<int32_t>(free.size());
   const int32_t apart = steps / kFirstRows / 4;
@@ -223,7 +223,7 @@ bool Bound::solve(bool is_near, double least_runs) {
     if (!program_.solve(is_near)) return false;
     violated = false;
     for (size_t e = 0; e < runs_.size(); ++e) {
-      if (runs_[e].runs_per_step >= least_runs && !is_full() && add_overfull(rows_[e])) violated = true;
+      if (runs_[e].runs_per_step >= least_runs && !is_full() && add_violated_memory_rows(rows_[e])) violated = true;
     }
   }
   return true;
@@ -259,14 +259,14 @@ void Bound::find_seconds(double enough) {
     idle = is_near && seconds_ < before * (1 + kTolerance) ? idle + 1 : 0;
     violated = false;
     for (size_t e = 0; e < runs_.size() && seconds_ < enough && !is_full(); ++e) {
-      if (runs_[e].runs_per_step >= least_runs_ && add_crowded(rows_[e])) violated = true;
+      if (runs_[e].runs_per_step >= least_runs_ && add_violated_room_rows(rows_[e])) violated = true;
     }
   }
 }
 
-bool Bound::settle(int64_t free) {
+bool Bound::solve_with_free(int64_t bytes) {
   set_costs(0, kTransferCost);  // of what takes the same time, what moves least; rare runs too
-  free_ = free;
+  free_ = bytes;
   for (const RunRows& rows : rows_) {
     for (const auto& [step, row] : rows.memory_at) program_.set_upper(row.column, most_load(row.room));
     for (const Row& row : rows.underway) program_.set_upper(row.column, most_load(row.room));

@@ -8,9 +8,9 @@
 //   room       between any two steps as much passes as the transfers take that are wanted between them, less what was read ahead when the
 //              first ended and what is yet to be written when the second begins: either takes memory beside what these steps use
 //
-// Where computing and transfers get in each other's way (StreamRates), beside a transfer that takes s seconds alone, slowed / beside * s of
-// computing are lost, over `together`: its price, that it costs in any case, since waiting for it costs more. The rows are of what remains:
-// the rest of s, that something waits for, unless it is hidden behind computing.
+// Where computing and transfers slow each other (StreamRates), a transfer that takes s seconds alone costs
+// compute_lost / while_computing * s / duplex seconds of computing in any case (its price), because waiting for it would cost more. The
+// rows above are about the remaining seconds, which computing can hide.
 //
 // Of the rows those are made that a solution violates, until there are none or the bound no longer rises: each of them is true, so fewer
 // make a lower bound as well. Every plan satisfies all of it, so none is faster. Left out is that a piece takes its memory at once and
@@ -42,9 +42,9 @@ class Bound {
 
   int64_t bytes() const { return program_.bytes(); }
 
-  // Finds the shares of a best solution in the limit less `free` bytes, with the rows of room that there are. False where the solver has
+  // Finds the shares of a best solution in the limit less `bytes`, with the rows of room that there are. False where the solver has
   // none.
-  bool settle(int64_t free);
+  bool solve_with_free(int64_t bytes);
   double resident(size_t lasting) const { return share(resident_[lasting]); }
   double held(size_t run, uint32_t piece, size_t use) const { return share(held_[run][piece][use]); }  // from this use to the next
 
@@ -60,7 +60,7 @@ class Bound {
     double constant = 0;
     std::vector<LinearTerm> terms{};
     double most() const;
-    int32_t counted() const { return released < 0 ? end : released; }  // reads when they are wanted, writes when their memory is
+    int32_t deadline() const { return released < 0 ? end : released; }  // reads when they are wanted, writes when their memory is
   };
   struct Row {  // of memory, at a step, with what is under way or without
     int32_t column = 0;
@@ -105,7 +105,7 @@ class Bound {
   double most_load(int64_t room) const;
   std::vector<double> free_memory(const RunRows& rows) const;
   static std::vector<Stretch> worst(std::vector<Stretch> all);
-  bool add_overfull(RunRows& rows);
+  bool add_violated_memory_rows(RunRows& rows);
   bool solve(bool is_near, double least_runs);
   int32_t waited_until(RunRows& rows, int32_t moment);
   void sort_transfers(RunRows& rows);
@@ -113,7 +113,7 @@ class Bound {
   int32_t add_sum(RunRows& rows, const std::vector<const Transfer*>& transfers, std::vector<LinearTerm> terms, bool all);
   int32_t add_underway(RunRows& rows, const std::vector<const Transfer*>& transfers, int32_t step, double rate);
   void add_room(RunRows& rows, int32_t begin, int32_t end);
-  bool add_crowded(RunRows& rows);
+  bool add_violated_room_rows(RunRows& rows);
   double value_of(const Transfer& transfer) const;  // in the last solution
   void set_costs(double least_runs, double of_transfers);
   void find_seconds(double enough);

@@ -48,7 +48,7 @@ void Bound::sort_transfers(RunRows& rows) {
   for (const Transfer& transfer : rows.transfers) (transfer.released < 0 ? rows.reads : rows.writes).transfers.push_back(&transfer);
   for (Sum* sum : {&rows.reads, &rows.writes}) {
     std::stable_sort(sum->transfers.begin(), sum->transfers.end(),
-                     [](const Transfer* a, const Transfer* b) { return a->counted() < b->counted(); });
+                     [](const Transfer* a, const Transfer* b) { return a->deadline() < b->deadline(); });
     sum->columns[-1] = program_.add_column(0, 0, 0);
   }
 }
@@ -57,9 +57,9 @@ int32_t Bound::sum_until(RunRows& rows, Sum& sum, int32_t moment) {
   const auto before = std::prev(sum.columns.upper_bound(moment));
   if (before->first == moment) return before->second;
   const auto from = std::upper_bound(sum.transfers.begin(), sum.transfers.end(), before->first,
-                                     [](int32_t m, const Transfer* transfer) { return m < transfer->counted(); });
+                                     [](int32_t m, const Transfer* transfer) { return m < transfer->deadline(); });
   const auto to = std::upper_bound(sum.transfers.begin(), sum.transfers.end(), moment,
-                                   [](int32_t m, const Transfer* transfer) { return m < transfer->counted(); });
+                                   [](int32_t m, const Transfer* transfer) { return m < transfer->deadline(); });
   return sum.columns[moment] = add_sum(rows, {from, to}, {{before->second, -1}}, /*all=*/true);
 }
 
@@ -120,8 +120,10 @@ void Bound::add_room(RunRows& rows, int32_t begin, int32_t end) {
   program_.add_row(constant - computing, kInfinity, terms);
 }
 
-// Makes the rows of room that the solution violates most, whatever of the free memory is under way; false if there are none.
-bool Bound::add_crowded(RunRows& rows) {
+// Checks the row of room of every pair of moments (begin, end) against the last solution, and adds the most violated; false if there are
+// none. `end` moves upwards, while running sums keep what add_room() would put into the row: transfers due by `end`, less reads that may
+// be done ahead and writes that may be done before, less writes that may be pending at `end`.
+bool Bound::add_violated_room_rows(RunRows& rows) {
   const std::vector<double> free = free_memory(rows);
   const std::vector<int32_t> moments = thinned(rows.begin.size());
   const size_t count = moments.size();
@@ -137,7 +139,7 @@ bool Bound::add_crowded(RunRows& rows) {
     std::vector<Found> all;
     for (const Transfer* of : sum.transfers) {
       if (const double seconds = value_of(*of); seconds > 0)
-        all.push_back({of->begin, at_or_after(of->counted()), at_or_after(of->end), seconds});
+        all.push_back({of->begin, at_or_after(of->deadline()), at_or_after(of->end), seconds});
     }
     return all;
   };

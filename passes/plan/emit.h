@@ -5,15 +5,15 @@
 #include <vector>
 
 #include "exec/program.h"
-#include "passes/plan/lifetimes.h"
+#include "passes/plan/drafts.h"
 #include "passes/plan/timing.h"
 
 namespace ort_train {
 
 // A run as it is planned, in one memory or in several: the nearest first, which is kMemory, then kHost.
 struct PlannedRun {
-  const RunDraft* draft = nullptr;
-  std::vector<planning::LevelPlan> layers{};
+  const RunDraft* run_draft = nullptr;
+  std::vector<planning::LevelPlan> levels{};
 };
 
 // `persistents` have their places, which take the persistent bytes of the program's spaces. Raises the bytes of the program's file to what

@@ -23,14 +23,14 @@ EntryCode lay_code(const Draft& draft, const PlannedRun& planned, const std::vec
     made.code.push_back({.action = action, .queue = static_cast<QueueId>(queue - queues.begin()), .node = node});
     return static_cast<int32_t>(made.code.size()) - 1;
   };
-  const size_t layers = planned.layers.size(), steps = draft.order.size();
-  std::vector<std::vector<std::vector<size_t>>> ends(layers), issues(layers);  // stays, by layer and step
+  const size_t levels = planned.levels.size(), steps = draft.order.size();
+  std::vector<std::vector<std::vector<size_t>>> ends(levels), issues(levels);  // stays, by level and step
   size_t last = steps;
   bool moves = false;
-  for (size_t l = 0; l < layers; ++l) {
+  for (size_t l = 0; l < levels; ++l) {
     const std::vector<planning::Stay>& stays = stays_of(planned, l);
-    last = std::max(last, planned.layers[l].run->steps());
-    for (auto* by_step : {&ends[l], &issues[l]}) by_step->resize(planned.layers[l].run->steps() + 2);
+    last = std::max(last, planned.levels[l].run->steps());
+    for (auto* by_step : {&ends[l], &issues[l]}) by_step->resize(planned.levels[l].run->steps() + 2);
     made.read_at.emplace_back(stays.size(), -1);
     made.write_at.emplace_back(stays.size(), -1);
     for (size_t i = 0; i < stays.size(); ++i) {
@@ -41,19 +41,19 @@ EntryCode lay_code(const Draft& draft, const PlannedRun& planned, const std::vec
   }
   made.fed_at.assign(draft.buffers.size(), -1);
   for (size_t t = 0; t <= last; ++t) {
-    for (size_t l = layers; l-- > 0;) {
+    for (size_t l = levels; l-- > 0;) {
       if (t >= ends[l].size()) continue;
       for (const size_t i : ends[l][t]) made.write_at[l][i] = add(kSpaceOfLevel[l], store_of(planned, l));
       for (const size_t i : issues[l][t]) made.read_at[l][i] = add(store_of(planned, l), kSpaceOfLevel[l]);
     }
-    if (t == 0 && layers > 1) {
-      for (const RunDraft::BlockOf& block : planned.draft->blocks) {
+    if (t == 0 && levels > 1) {
+      for (const RunDraft::BlockOf& block : planned.run_draft->blocks) {
         if (block.buffer >= 0 && draft.buffers[static_cast<size_t>(block.buffer)].fed)
           made.fed_at[static_cast<size_t>(block.buffer)] = add(kHost, kMemory);
       }
     }
     if (t >= steps) continue;
-    const SpaceId where = kSpaceOfLevel[layer_of_step(planned, static_cast<int32_t>(t))];
+    const SpaceId where = kSpaceOfLevel[level_of_step(planned, static_cast<int32_t>(t))];
     made.step_at.push_back(add(where, where, draft.model.steps[draft.order[t]].node, !moves && draft.background[draft.order[t]]));
   }
   return made;

@@ -11,17 +11,19 @@ namespace ort_train {
 
 inline constexpr SpaceId kSpaceOfLevel[] = {kMemory, kHost};  // by level: a memory of the plan, the nearest first
 
-inline const std::vector<planning::Stay>& stays_of(const PlannedRun& planned, size_t layer) { return planned.layers[layer].plan->stays; }
+inline const std::vector<planning::Stay>& stays_of(const PlannedRun& planned, size_t level) { return planned.levels[level].plan->stays; }
 // The store of a level: the next memory, or the file.
-inline SpaceId store_of(const PlannedRun& planned, size_t layer) {
-  return layer + 1 < planned.layers.size() ? kSpaceOfLevel[layer + 1] : kFile;
+inline SpaceId store_of(const PlannedRun& planned, size_t level) {
+  return level + 1 < planned.levels.size() ? kSpaceOfLevel[level + 1] : kFile;
 }
-inline size_t layer_of_step(const PlannedRun& planned, int32_t step) { return planned.draft->backing[static_cast<size_t>(step)] ? 1 : 0; }
+inline size_t level_of_step(const PlannedRun& planned, int32_t step) {
+  return planned.run_draft->backing[static_cast<size_t>(step)] ? 1 : 0;
+}
 
 struct EntryCode {
   std::vector<Instruction> code{};
   std::vector<int32_t> step_at{};                           // the instruction of each step
-  std::vector<std::vector<int32_t>> read_at{}, write_at{};  // by layer and stay: that of its copy; -1: none
+  std::vector<std::vector<int32_t>> read_at{}, write_at{};  // by level and stay: that of its copy; -1: none
   std::vector<int32_t> fed_at{};  // by buffer: that of the copy which brings an input, fed to the host's memory; -1: none
 };
 EntryCode lay_code(const Draft& draft, const PlannedRun& planned, const std::vector<Queue>& queues);

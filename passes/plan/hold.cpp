@@ -15,7 +15,7 @@ int64_t bytes_below(const Problem& problem, const std::vector<bool>& resident) {
 
 Holder::Holder(const Problem& problem) : problem_(problem), runs_(problem.runs), owners_(problem.lasting.size()) {
   for (size_t e = 0; e < runs_.size(); ++e) {
-    least_.push_back(least_load(problem, runs_[e]));
+    least_.push_back(used_bytes_by_step(problem, runs_[e]));
     for (uint32_t p = 0; p < runs_[e].pieces.size(); ++p) {
       if (runs_[e].pieces[p].lasting >= 0) owners_[static_cast<size_t>(runs_[e].pieces[p].lasting)].push_back({e, p});
     }
@@ -23,7 +23,7 @@ Holder::Holder(const Problem& problem) : problem_(problem), runs_(problem.runs),
   find_candidates();
 }
 
-HoldOrder Holder::like(const Bound& bound) const {
+HoldOrder Holder::by_shares(const Bound& bound) const {
   constexpr double kTenths = 10;
   std::vector<std::pair<double, size_t>> shares;
   for (size_t i = 0; i < candidates_.size(); ++i) {
@@ -38,7 +38,7 @@ HoldOrder Holder::like(const Bound& bound) const {
   return order;
 }
 
-void Holder::choose(const HoldOrder& order, int64_t limit) {
+void Holder::fill(const HoldOrder& order, int64_t limit) {
   load_ = least_;
   resident_.assign(owners_.size(), false);
   held_.clear();
@@ -55,7 +55,7 @@ void Holder::choose(const HoldOrder& order, int64_t limit) {
 }
 
 void Holder::find_candidates() {
-  const StreamRates& rates = problem_.disk;
+  const StreamRates& rates = problem_.store;
   const auto add = [&](const Owner& of, int32_t use, double saved, double steps) {
     candidates_.push_back({of.run, of.piece, use, saved / std::max(steps, 1e-6)});
   };

@@ -29,12 +29,12 @@ class Holder {
   explicit Holder(const Problem& problem);
 
   // By gain.
-  const HoldOrder& greedy() const { return candidates_; }
+  const HoldOrder& by_gain() const { return candidates_; }
   // By the shares of a relaxed solution, in steps of a tenth; by gain where these are the same.
-  HoldOrder like(const Bound& bound) const;
+  HoldOrder by_shares(const Bound& bound) const;
 
   // The choices that take no more than `limit` bytes at each step that they affect.
-  void choose(const HoldOrder& order, int64_t limit);
+  void fill(const HoldOrder& order, int64_t limit);
 
   const std::vector<bool>& resident() const { return resident_; }
   // The stays that the choices lead to, by first use; without addresses and transfers.

@@ -7,7 +7,7 @@
 
 namespace ort_train::planning {
 
-std::vector<int64_t> least_load(const Problem& problem, const Run& run) {
+std::vector<int64_t> used_bytes_by_step(const Problem& problem, const Run& run) {
   std::vector<int64_t> load(run.steps(), whole_sectors(problem.immovable));
   for (const Block& block : run.blocks) {
     for (int32_t t = block.first; t <= block.last; ++t) load[static_cast<size_t>(t)] += block.bytes;
@@ -23,7 +23,7 @@ std::vector<int64_t> least_load(const Problem& problem, const Run& run) {
 int64_t floor_bytes(const Problem& problem) {
   int64_t floor = 0;
   for (const Run& run : problem.runs) {
-    for (const int64_t bytes : least_load(problem, run)) floor = std::max(floor, bytes);
+    for (const int64_t bytes : used_bytes_by_step(problem, run)) floor = std::max(floor, bytes);
   }
   return floor;
 }

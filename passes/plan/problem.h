@@ -1,6 +1,6 @@
 // Problem: what the planner solves, as a value: which memory a job's steps want, when, and what there is of it. It knows no graph and no
 // machine; `ort-train plan --dump-problem` writes it (passes/problem_dump.h), tests and benchmarks plan it again. What is recomputed, which
-// updates wait for the next step, and how many micro-batches go together make other problems of one job: its alternatives, of which the
+// updates wait for the next step, and how many micro-batches go together make other problems of one job: its candidates, of which the
 // fastest plan is wanted.
 //
 // A job is some runs (entry points of a Program) that share one memory. In each, steps compute one after the other. A block is memory that
@@ -89,17 +89,17 @@ struct BackingMemory {
 };
 
 struct Problem {
-  std::string name{};                    // which alternative of a job this is
+  std::string name{};                    // which candidate of a job this is
   int64_t memory = 0;                    // bytes
   int64_t immovable = 0;                 // of these, taken by what lives across runs and never moves
-  StreamRates disk{};                    // transfers between memory and store
+  StreamRates store{};                   // transfers between memory and store
   std::vector<BackingMemory> backing{};  // the nearest first; none: the store is a file
   std::vector<Lasting> lasting{};        // what may move
   std::vector<Run> runs{};
 };
 
 // Bytes at each step: of what doesn't move, and of each piece while it is used.
-std::vector<int64_t> least_load(const Problem& problem, const Run& run);
+std::vector<int64_t> used_bytes_by_step(const Problem& problem, const Run& run);
 // The least memory that will do: at every step what it uses.
 int64_t floor_bytes(const Problem& problem);
 // Seconds of computing.

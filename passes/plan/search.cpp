@@ -8,15 +8,15 @@ namespace {
 
 // Each of these lists has the best setting of some problem.
 constexpr double kFree[] = {0, 0.03, 0.06, 0.1, 0.15, 0.22, 0.32, 0.45, 0.6, 0.8, 1};
-constexpr double kOutlookFree[] = {0.06, 0.22}, kOutlookEarly[] = {0.25, 0.5}, kOutlookShare = 0.97;  // of these
+constexpr double kOutlookFree[] = {0.06, 0.22}, kOutlookPrefetch[] = {0.25, 0.5}, kOutlookShare = 0.97;  // of these
 constexpr double kFreeOfOrder[] = {0.06, 0, 0.22};  // for which the linear program is solved
-constexpr double kEarly[] = {0.25, 0.12, 0.5, 1};
+constexpr double kPrefetch[] = {0.25, 0.12, 0.5, 1};
 constexpr double kShare[] = {1, 0.97};  // of the memory, that cores are planned for: by less bytes they are packed better
 constexpr double kNoGap = 1e-3;         // of the bound: nothing better is looked for
 constexpr size_t kPlaced = 8;           // settings that get addresses
 
-double seconds_early(const Problem& problem, double early, int64_t memory) {
-  return early * static_cast<double>(memory) / problem.disk.read;
+double prefetch_seconds(const Problem& problem, double prefetch, int64_t memory) {
+  return prefetch * static_cast<double>(memory) / problem.store.read;
 }
 
 void set_seconds(const Problem& problem, Plan& plan) {
@@ -31,29 +31,32 @@ Search::Search(const Problem& problem, double enough, int64_t most)
 // Solves the linear program with the first `count` amounts of free memory. Where it has no solution, pieces are held by gain.
 void Search::find_orders(size_t count) {
   for (; solved_ < count; ++solved_) {
-    if (bound_.settle(free_bytes(kFreeOfOrder[solved_]))) orders_.push_back(holder_.like(bound_));
+    if (bound_.solve_with_free(free_bytes(kFreeOfOrder[solved_]))) orders_.push_back(holder_.by_shares(bound_));
   }
-  if (orders_.empty()) orders_.push_back(holder_.greedy());
+  if (orders_.empty()) orders_.push_back(holder_.by_gain());
 }
 
-void Search::hold(const Setting& setting) { holder_.choose(orders_[setting.order], problem_.memory - free_bytes(setting.free)); }
+void Search::hold(const Setting& setting) { holder_.fill(orders_[setting.order], problem_.memory - free_bytes(setting.free)); }
 
-// With what is held, by bytes alone, in such a share of the memory.
-RunPlan Search::wish(size_t run, double early, double share) const {
+// With what is held, without addresses, in such a share of the memory.
+RunPlan Search::plan_without_addresses(size_t run, double prefetch, double share) const {
   const auto bytes = static_cast<int64_t>(share * static_cast<double>(problem_.memory)) - bytes_below(problem_, holder_.resident());
-  return assign_bytes(problem_.runs[run], holder_.stays(run), bytes, problem_.disk, seconds_early(problem_, early, problem_.memory));
+  return assign_without_addresses(problem_.runs[run], holder_.stays(run), bytes, problem_.store,
+                                  prefetch_seconds(problem_, prefetch, problem_.memory));
 }
 
 // What may be held with the usual earliness, the fastest first, and these with the earliness that suits them best.
 std::vector<Search::Setting> Search::ranked() {
   std::vector<Setting> all;
-  const auto seconds_of = [&](double early) { return step_seconds(problem_, [&](size_t r) { return wish(r, early, 1).seconds; }); };
+  const auto seconds_of = [&](double prefetch) {
+    return step_seconds(problem_, [&](size_t r) { return plan_without_addresses(r, prefetch, 1).seconds; });
+  };
   find_orders(std::size(kFreeOfOrder));
   for (size_t order = 0; order < orders_.size(); ++order) {
     for (const double free : kFree) {
-      Setting setting{.order = order, .free = free, .early = kEarly[0]};
+      Setting setting{.order = order, .free = free, .prefetch = kPrefetch[0]};
       hold(setting);
-      setting.seconds = seconds_of(setting.early);
+      setting.seconds = seconds_of(setting.prefetch);
       all.push_back(setting);
     }
   }
@@ -63,9 +66,9 @@ std::vector<Search::Setting> Search::ranked() {
   sort();
   for (size_t i = 0; i < std::min(kPlaced, all.size()) && all[i].seconds > bound() * (1 + kNoGap); ++i) {
     hold(all[i]);
-    for (const double early : kEarly) {
-      const double seconds = early == kEarly[0] ? all[i].seconds : seconds_of(early);
-      if (seconds < all[i].seconds) all[i].early = early, all[i].seconds = seconds;
+    for (const double prefetch : kPrefetch) {
+      const double seconds = prefetch == kPrefetch[0] ? all[i].seconds : seconds_of(prefetch);
+      if (seconds < all[i].seconds) all[i].prefetch = prefetch, all[i].seconds = seconds;
     }
   }
   sort();
@@ -73,16 +76,16 @@ std::vector<Search::Setting> Search::ranked() {
 }
 
 // With what is held.
-std::optional<RunPlan> Search::place(size_t run, double early) const {
+std::optional<RunPlan> Search::place(size_t run, double prefetch) const {
   const int64_t bytes = problem_.memory - bytes_below(problem_, holder_.resident());
   std::optional<RunPlan> best;
   for (const double share : kShare) {
-    const RunPlan wished = wish(run, early, share);
+    const RunPlan wished = plan_without_addresses(run, prefetch, share);
     const std::optional<Cores> cores = place_cores(problem_.runs[run], wished, bytes);
     if (!cores) continue;
-    for (const double placed_early : kEarly) {
-      RunPlan plan =
-          assign(problem_.runs[run], wished.stays, *cores, bytes, problem_.disk, seconds_early(problem_, placed_early, problem_.memory));
+    for (const double placed_prefetch : kPrefetch) {
+      RunPlan plan = assign(problem_.runs[run], wished.stays, *cores, bytes, problem_.store,
+                            prefetch_seconds(problem_, placed_prefetch, problem_.memory));
       if (!best || plan.seconds < best->seconds) best = std::move(plan);
       if (!counts(run)) return best;
     }
@@ -90,10 +93,10 @@ std::optional<RunPlan> Search::place(size_t run, double early) const {
   return best;
 }
 
-std::optional<Plan> Search::place_all(double early) const {
+std::optional<Plan> Search::place_all(double prefetch) const {
   Plan plan{.resident = holder_.resident()};
   for (size_t r = 0; r < problem_.runs.size(); ++r) {
-    std::optional<RunPlan> placed = place(r, early);
+    std::optional<RunPlan> placed = place(r, prefetch);
     if (!placed) return std::nullopt;
     plan.runs.push_back(std::move(*placed));
   }
@@ -110,7 +113,7 @@ std::optional<Plan> Search::best() {
     if (setting.seconds == last) continue;  // mostly the same is held
     last = setting.seconds;
     hold(setting);
-    std::optional<Plan> plan = place_all(setting.early);
+    std::optional<Plan> plan = place_all(setting.prefetch);
     if (!plan) continue;
     ++placed;
     if (!best || plan->seconds < best->seconds) best = std::move(plan);
@@ -123,9 +126,9 @@ Plan Search::outlook() {
   find_orders(1);
   for (const double free : kOutlookFree) {
     hold({.free = free});
-    for (const double early : kOutlookEarly) {
+    for (const double prefetch : kOutlookPrefetch) {
       Plan plan{.resident = holder_.resident()};
-      for (size_t r = 0; r < problem_.runs.size(); ++r) plan.runs.push_back(wish(r, early, kOutlookShare));
+      for (size_t r = 0; r < problem_.runs.size(); ++r) plan.runs.push_back(plan_without_addresses(r, prefetch, kOutlookShare));
       set_seconds(problem_, plan);
       if (plan.seconds < best.seconds) best = std::move(plan);
     }
@@ -135,7 +138,7 @@ Plan Search::outlook() {
 
 Plan least_plan(const Problem& problem) {
   Holder holder(problem);
-  holder.choose({}, 0);  // nothing
+  holder.fill({}, 0);  // nothing
   Plan least{.resident = holder.resident()};
   std::vector<Cores> cores;  // of its runs
   for (size_t r = 0; r < problem.runs.size(); ++r) {
@@ -143,9 +146,9 @@ Plan least_plan(const Problem& problem) {
     cores.push_back(place_tightly(problem.runs[r], least.runs[r].stays));
     least.bytes = std::max(least.bytes, cores[r].bytes);
   }
-  const double early = seconds_early(problem, kEarly[0], bytes_below(problem, least.resident) + least.bytes);
+  const double prefetch = prefetch_seconds(problem, kPrefetch[0], bytes_below(problem, least.resident) + least.bytes);
   for (size_t r = 0; r < problem.runs.size(); ++r)
-    least.runs[r] = assign(problem.runs[r], std::move(least.runs[r].stays), cores[r], least.bytes, problem.disk, early);
+    least.runs[r] = assign(problem.runs[r], std::move(least.runs[r].stays), cores[r], least.bytes, problem.store, prefetch);
   set_seconds(problem, least);
   return least;
 }

@@ -1,8 +1,8 @@
 // search: plans for a problem, the fastest that it finds.
 //
 // Pieces are held by an order of preference, that of the linear program (bound.h), until so many bytes are left for transfers ahead of
-// their steps and after them. How many, and how early reads begin, are settings: each is tried by bytes alone, and the best get addresses
-// (assign.h), with every earliness.
+// their steps and after them. How many, and how early reads begin, are settings: each is tried without addresses, and the best get
+// addresses (assign.h), with every earliness.
 
 #pragma once
 
@@ -38,19 +38,19 @@ class Search {
  private:
   struct Setting {
     size_t order = 0;
-    double free = 0;     // share of the memory above the floor, that holding leaves alone
-    double early = 0;    // how early reads begin, in the time in which all of the memory could be read
-    double seconds = 0;  // of an optimizer step, by bytes alone
+    double free = 0;      // share of the memory above the floor, that holding leaves alone
+    double prefetch = 0;  // how early reads begin, in the time in which all of the memory could be read
+    double seconds = 0;   // of an optimizer step, without addresses
   };
 
   void find_orders(size_t count);
   void hold(const Setting& setting);
   int64_t free_bytes(double share) const { return static_cast<int64_t>(share * static_cast<double>(problem_.memory - floor_)); }
   bool counts(size_t run) const { return problem_.runs[run].runs_per_step >= min_counted_runs_per_step(problem_.runs); }
-  RunPlan wish(size_t run, double early, double share) const;
+  RunPlan plan_without_addresses(size_t run, double prefetch, double share) const;
   std::vector<Setting> ranked();
-  std::optional<RunPlan> place(size_t run, double early) const;
-  std::optional<Plan> place_all(double early) const;
+  std::optional<RunPlan> place(size_t run, double prefetch) const;
+  std::optional<Plan> place_all(double prefetch) const;
 
   const Problem& problem_;
   const int64_t floor_;

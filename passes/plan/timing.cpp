@@ -7,10 +7,10 @@
 namespace ort_train::planning {
 namespace {
 
-// The transfers of a layer, by the step at which something happens to them.
+// The transfers of a level, by the step at which something happens to them.
 struct Events {
-  explicit Events(const LevelPlan& layer) : stays(layer.plan->stays), reads(stays.size()), writes(stays.size()) {
-    for (auto* list : {&issued, &first, &ended, &released}) list->resize(layer.run->steps() + 1);
+  explicit Events(const LevelPlan& level) : stays(level.plan->stays), reads(stays.size()), writes(stays.size()) {
+    for (auto* list : {&issued, &first, &ended, &released}) list->resize(level.run->steps() + 1);
     for (size_t i = 0; i < stays.size(); ++i) {
       if (stays[i].reads) {
         issued[static_cast<size_t>(stays[i].issue)].push_back(i);
@@ -29,23 +29,23 @@ struct Events {
 
 }  // namespace
 
-StreamForecast forecast_of(const std::vector<LevelPlan>& layers) {
+StreamForecast forecast_of(const std::vector<LevelPlan>& levels) {
   std::vector<Events> events;
   std::vector<StreamRates> stores;
-  for (const LevelPlan& layer : layers) {
-    events.emplace_back(layer);
-    stores.push_back(layer.store);
+  for (const LevelPlan& level : levels) {
+    events.emplace_back(level);
+    stores.push_back(level.store);
   }
-  const Run& run = *layers.front().run;
+  const Run& run = *levels.front().run;
   const size_t steps = run.steps();
   StreamForecast forecast;
   StreamClock clock(stores);
   double backing_done = 0;              // when what was computed in the backing memory is over
   std::vector<double> done(steps + 1);  // by step: that of its own
   const auto begin = [&](size_t l, bool write, const Stay& stay) {
-    const Piece& piece = layers[l].run->pieces[stay.piece];
-    const double seconds = static_cast<double>(piece.bytes) / layers[l].store.rate(write);
-    if (l + 1 == layers.size()) {
+    const Piece& piece = levels[l].run->pieces[stay.piece];
+    const double seconds = static_cast<double>(piece.bytes) / levels[l].store.rate(write);
+    if (l + 1 == levels.size()) {
       (write ? forecast.write : forecast.read) += seconds;
       (write ? forecast.bytes_written : forecast.bytes_read) += piece.bytes;
     } else {
@@ -59,11 +59,11 @@ StreamForecast forecast_of(const std::vector<LevelPlan>& layers) {
     }
     return clock.begin(write, piece.bytes, l);
   };
-  const size_t last = layers.back().run->steps();
+  const size_t last = levels.back().run->steps();
   for (size_t t = 0; t <= last; ++t) {
-    for (size_t l = layers.size(); l-- > 0;) {
+    for (size_t l = levels.size(); l-- > 0;) {
       Events& of = events[l];
-      if (t > layers[l].run->steps()) continue;
+      if (t > levels[l].run->steps()) continue;
       for (const size_t i : of.ended[t]) of.writes[i] = begin(l, true, of.stays[i]);
       for (const size_t i : of.released[t]) forecast.stalled += clock.wait(of.writes[i]);
       for (const size_t i : of.issued[t]) of.reads[i] = begin(l, false, of.stays[i]);

@@ -16,7 +16,7 @@ struct LevelPlan {
 };
 
 // At each step, first in the farthest memory: writes begin, writes are waited for, reads begin, reads are waited for; and then it computes,
-// as emitted programs do. What steps compute in the backing memory goes on beside that. `layers`: the nearest memory first.
-StreamForecast forecast_of(const std::vector<LevelPlan>& layers);
+// as emitted programs do. What steps compute in the backing memory goes on beside that. `levels`: the nearest memory first.
+StreamForecast forecast_of(const std::vector<LevelPlan>& levels);
 
 }  // namespace ort_train::planning

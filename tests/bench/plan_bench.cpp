@@ -1,5 +1,5 @@
 // Plans dumped problems (`ort-train plan … --dump-problem F.json`) without model or machine, and says how far each plan is above the lower
-// bound; with --print in front of them, prints problem and plan, too. Of a job's alternatives it says this of the fastest. Without files,
+// bound; with --print in front of them, prints problem and plan, too. Of a job's candidates it says this of the fastest. Without files,
 // in the project's folder: those in tests/problems.
 
 #include <fmt/format.h>
@@ -11,7 +11,7 @@
 
 #include "graph/error.h"
 #include "passes/plan/backing.h"
-#include "tests/fastest_alternative.h"
+#include "tests/fastest_candidate.h"
 #include "tests/print_plan.h"
 #include "tests/problem_file.h"
 
@@ -21,20 +21,20 @@ namespace {
 // A plan for each memory.
 void plan_all_memories(const std::string& name, const Problem& problem) {
   const auto begin = std::chrono::steady_clock::now();
-  const std::optional<HierarchyPlan> layers = plan_hierarchy(problem);
-  if (!layers) throw error(ErrorCode::data, "{}: its memories are too small", name);
+  const std::optional<HierarchyPlan> levels = plan_hierarchy(problem);
+  if (!levels) throw error(ErrorCode::data, "{}: its memories are too small", name);
   const double took = std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
   fmt::print(R"({{"problem": "{}", "bound_s": {:.6g}, "plan_s": {:.6g}, "above_percent": {:.2f}, "took_s": {:.2f}}})"
              "\n",
-             name, layers->bound, layers->seconds, 100 * (layers->seconds / layers->bound - 1), took);
+             name, levels->bound, levels->seconds, 100 * (levels->seconds / levels->bound - 1), took);
 }
 
 void plan_file(const std::string& path, bool prints) {
-  const std::vector<Problem> alternatives = read_problems(path);
+  const std::vector<Problem> candidates = read_problems(path);
   const std::string name = std::filesystem::path(path).stem().stem().string();
-  if (!alternatives[0].backing.empty()) return plan_all_memories(name, alternatives[0]);
+  if (!candidates[0].backing.empty()) return plan_all_memories(name, candidates[0]);
   const auto begin = std::chrono::steady_clock::now();
-  const Fastest fastest = fastest_of(alternatives);
+  const Fastest fastest = fastest_of(candidates);
   const double took = std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
   if (!fastest.problem) throw error(ErrorCode::data, "{}: its memory is less than one step needs", path);
   const Problem& problem = *fastest.problem;
@@ -49,9 +49,9 @@ void plan_file(const std::string& path, bool prints) {
   size_t steps = 0;
   for (const Run& run : problem.runs) steps += run.steps();
   fmt::print(
-      R"({{"problem": "{}", "alternatives": {}, "fastest": "{}", "steps": {}, "bound_s": {:.6g}, "plan_s": {:.6g}, "above_percent": {:.2f}, "took_s": {:.2f}}})"
+      R"({{"problem": "{}", "candidates": {}, "fastest": "{}", "steps": {}, "bound_s": {:.6g}, "plan_s": {:.6g}, "above_percent": {:.2f}, "took_s": {:.2f}}})"
       "\n",
-      name, alternatives.size(), problem.name, steps, fastest.bound, plan.seconds, 100 * (plan.seconds / fastest.bound - 1), took);
+      name, candidates.size(), problem.name, steps, fastest.bound, plan.seconds, 100 * (plan.seconds / fastest.bound - 1), took);
 }
 
 }  // namespace

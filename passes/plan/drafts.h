@@ -1,5 +1,5 @@
-// What the planner knows of a job before addresses are: each entry's order and memory, and what of it may move. emit.h makes programs of
-// it.
+// Draft: the order of nodes and the memory model of one entry, before addresses. RunDraft: the same as planning::Run (blocks and pieces),
+// and what leads from those back to buffers. emit.h makes programs of them.
 
 #pragma once
 
@@ -9,9 +9,11 @@
 #include <vector>
 
 #include "exec/kernel_specs.h"
+#include "passes/cost.h"
 #include "passes/memory_model.h"
 #include "passes/persistent_values.h"
-#include "passes/plan.h"
+#include "passes/plan/problem.h"
+#include "passes/plan_entry.h"
 
 namespace ort_train {
 
@@ -87,8 +89,8 @@ struct RunDraft {
 std::vector<bool> backing_steps(const Draft& draft, const PersistentValues& persistents, const BackingCompute& backing,
                                 std::vector<bool>& used);
 
-// `steps`: those that compute in the backing memory. `used`: what lives across runs and is used there by any entry.
-RunDraft make_run_draft(const Draft& draft, const PersistentValues& persistents, const JobMachine& machine, const std::vector<bool>& steps,
-                        const std::vector<bool>& used);
+// `in_backing_memory`: by step, whether it computes there. `used`: what lives across runs and is used there by any entry.
+RunDraft make_run_draft(const Draft& draft, const PersistentValues& persistents, const JobMachine& machine,
+                        const std::vector<bool>& in_backing_memory, const std::vector<bool>& used);
 
 }  // namespace ort_train

@@ -1,4 +1,4 @@
-// What the search for a job's plan does with its alternatives, by problems alone.
+// What the search for a job's plan does with its candidates, by problems alone.
 
 #pragma once
 
@@ -10,15 +10,15 @@
 
 namespace ort_train::planning {
 
-// The alternative whose plan is the fastest; none where the memory is too small for all of them.
+// The candidate whose plan is the fastest; none where the memory is too small for all of them.
 struct Fastest {
   const Problem* problem = nullptr;  // among those that were given
   Plan plan{};
   double bound = 0;
 };
-inline Fastest fastest_of(std::span<const Problem> alternatives) {
+inline Fastest fastest_of(std::span<const Problem> candidates) {
   Fastest fastest;
-  for (const Problem& problem : alternatives) {
+  for (const Problem& problem : candidates) {
     if (problem.memory < floor_bytes(problem)) continue;
     Search search(problem);
     if (fastest.problem && search.bound() >= fastest.plan.seconds) continue;

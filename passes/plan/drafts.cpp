@@ -1,4 +1,4 @@
-#include "passes/plan/lifetimes.h"
+#include "passes/plan/drafts.h"
 
 #include <algorithm>
 #include <numeric>
@@ -134,84 +134,125 @@ std::vector<bool> backing_steps(const Draft& draft, const PersistentValues& pers
   return result;
 }
 
-RunDraft make_run_draft(const Draft& draft, const PersistentValues& persistents, const JobMachine& machine,
-                        const std::vector<bool>& in_backing_memory, const std::vector<bool>& used) {
-  const MemoryModel& model = draft.model;
-  const auto steps = static_cast<int32_t>(draft.order.size());
-  RunDraft result{.run = {.name = draft.name, .runs_per_step = draft.runs_per_step}, .values = {}, .backing = in_backing_memory};
-  planning::Run& run = result.run;
-  std::vector<uint32_t> buffer_of(model.classes.size(), kNone);
-  for (uint32_t i = 0; i < draft.buffers.size(); ++i) {
-    for (uint32_t c : draft.buffers[i].classes) buffer_of[c] = i;
+namespace {
+
+// Makes a RunDraft. What is used where (collect_uses) decides what becomes a piece and what a block.
+class RunDrafter {
+ public:
+  RunDrafter(const Draft& draft, const PersistentValues& persistents, const JobMachine& machine, const std::vector<bool>& in_backing_memory)
+      : draft_(draft),
+        persistents_(persistents),
+        machine_(machine),
+        steps_(static_cast<int32_t>(draft.order.size())),
+        made_{.run = {.name = draft.name, .runs_per_step = draft.runs_per_step}, .values = {}, .backing = in_backing_memory},
+        buffer_uses_(draft.buffers.size()),
+        class_uses_(draft.model.classes.size()) {}
+
+  RunDraft make(const std::vector<bool>& used_in_backing) {
+    collect_uses();
+    for (uint32_t i = 0; i < draft_.buffers.size(); ++i) add_buffer(i);
+    add_workspaces();
+    add_persistents(used_in_backing);
+    return std::move(made_);
   }
-  std::vector<std::vector<ValueUse>> buffer_uses(draft.buffers.size()), class_uses(model.classes.size());
-  for (int32_t at = 0; at < steps; ++at) {
-    const MemoryStep& step = model.steps[draft.order[static_cast<size_t>(at)]];
-    const Node& node = draft.graph->node(step.node);
-    const bool in_backing = in_backing_memory[static_cast<size_t>(at)];
-    for (uint32_t c : step.reads) add_use(buffer_uses[buffer_of[c]], at, true, false, in_backing);
-    for (uint32_t c : step.defines) add_use(buffer_uses[buffer_of[c]], at, false, true, in_backing);
-    for (const PersistentUse& u : step.persistents) add_use(class_uses[u.of], at, u.reads, u.changes, in_backing);
-    const ValueId source = viewed(node);
-    const bool is_view = source != kNone && model.class_of[node.outputs[0]] == model.class_of[source];
-    const auto seconds = [&](const ComputeRates& of) { return is_view ? 0 : work_of(*draft.graph, node, machine.threads, of).seconds; };
-    run.seconds.push_back(in_backing ? 0 : seconds(machine.rates));
-    if (machine.backing.wanted) run.backing_seconds.push_back(in_backing ? seconds(machine.backing.rates) : 0);
+
+ private:
+  bool in_backing(int32_t step) const { return made_.backing[static_cast<size_t>(step)]; }
+  std::string name_of(uint32_t c) const { return draft_.graph->value(draft_.model.classes[c].root).name; }
+  int32_t new_value(bool is_buffer, uint32_t index) {
+    made_.values.push_back({.is_buffer = is_buffer, .index = index});
+    return static_cast<int32_t>(made_.values.size()) - 1;
   }
-  const auto name_of = [&](uint32_t c) { return draft.graph->value(model.classes[c].root).name; };
-  const auto new_value = [&](bool is_buffer, uint32_t index) {
-    result.values.push_back({.is_buffer = is_buffer, .index = index});
-    return static_cast<int32_t>(result.values.size()) - 1;
-  };
-  for (uint32_t i = 0; i < draft.buffers.size(); ++i) {
-    const Buffer& buffer = draft.buffers[i];
-    std::vector<ValueUse>& uses = buffer_uses[i];
+
+  // And the steps' seconds.
+  void collect_uses() {
+    const MemoryModel& model = draft_.model;
+    std::vector<uint32_t> buffer_of(model.classes.size(), kNone);
+    for (uint32_t i = 0; i < draft_.buffers.size(); ++i) {
+      for (uint32_t c : draft_.buffers[i].classes) buffer_of[c] = i;
+    }
+    for (int32_t at = 0; at < steps_; ++at) {
+      const MemoryStep& step = model.steps[draft_.order[static_cast<size_t>(at)]];
+      const Node& node = draft_.graph->node(step.node);
+      for (uint32_t c : step.reads) add_use(buffer_uses_[buffer_of[c]], at, true, false, in_backing(at));
+      for (uint32_t c : step.defines) add_use(buffer_uses_[buffer_of[c]], at, false, true, in_backing(at));
+      for (const PersistentUse& u : step.persistents) add_use(class_uses_[u.of], at, u.reads, u.changes, in_backing(at));
+      const ValueId source = viewed(node);
+      const bool is_view = source != kNone && model.class_of[node.outputs[0]] == model.class_of[source];
+      const auto seconds = [&](const ComputeRates& of) { return is_view ? 0 : work_of(*draft_.graph, node, machine_.threads, of).seconds; };
+      made_.run.seconds.push_back(in_backing(at) ? 0 : seconds(machine_.rates));
+      if (machine_.backing.wanted) made_.run.backing_seconds.push_back(in_backing(at) ? seconds(machine_.backing.rates) : 0);
+    }
+  }
+
+  // Pieces, if the buffer moves; else a block, here or in the backing memory, or one in each.
+  void add_buffer(uint32_t i) {
+    const Buffer& buffer = draft_.buffers[i];
+    const std::vector<ValueUse>& uses = buffer_uses_[i];
     const bool has_gap =
         std::any_of(uses.begin(), uses.end(), [&](const ValueUse& u) { return &u != uses.data() && u.use.step > (&u - 1)->use.step + 1; });
     const auto used_here = std::count_if(uses.begin(), uses.end(), [](const ValueUse& u) { return !u.backing; });
     const bool used_in_backing = used_here < std::ssize(uses);
-    if (used_in_backing ? !buffer.fed : machine.moves && has_gap && buffer.bytes >= kLeastMovable && !buffer.fed && !buffer.kept) {
-      add_pieces(run, {.name = name_of(buffer.classes[0]), .bytes = whole_sectors(buffer.bytes), .uses = {}, .value = new_value(true, i)},
-                 uses);
-      continue;
+    if (used_in_backing ? !buffer.fed : machine_.moves && has_gap && buffer.bytes >= kLeastMovable && !buffer.fed && !buffer.kept) {
+      add_pieces(made_.run,
+                 {.name = name_of(buffer.classes[0]), .bytes = whole_sectors(buffer.bytes), .uses = {}, .value = new_value(true, i)}, uses);
+      return;
     }
     const planning::Block block{.bytes = buffer.bytes,
                                 .first = buffer.first,
-                                .last = std::min(buffer.last, steps - 1),
+                                .last = std::min(buffer.last, steps_ - 1),
                                 .fed = buffer.fed && !used_in_backing && !buffer.kept};
     planning::Block there = block;
     there.fed = false;
-    if (buffer.kept) there.last = steps;  // the end of a run of the backing memory
+    if (buffer.kept) there.last = steps_;  // the end of a run of the backing memory
     if (!used_in_backing || used_here > 0) {
-      run.blocks.push_back(block);
-      result.blocks.push_back({.buffer = static_cast<int32_t>(i)});
+      made_.run.blocks.push_back(block);
+      made_.blocks.push_back({.buffer = static_cast<int32_t>(i)});
     }
     // What is fed is in the backing memory already, where it stays for who uses it there, or looks at it when the run is over.
     if (used_in_backing || (buffer.fed && buffer.kept)) {
-      run.backing_blocks.push_back(there);
-      result.backing_blocks.push_back({.buffer = static_cast<int32_t>(i)});
+      made_.run.backing_blocks.push_back(there);
+      made_.backing_blocks.push_back({.buffer = static_cast<int32_t>(i)});
     }
   }
-  for (int32_t at = 0; at < steps; ++at) {
-    const int64_t bytes = draft.workspaces[draft.order[static_cast<size_t>(at)]];
-    if (bytes == 0) continue;
-    const bool in_backing = result.backing[static_cast<size_t>(at)];
-    (in_backing ? run.backing_blocks : run.blocks).push_back({.bytes = aligned(bytes), .first = at, .last = at});
-    (in_backing ? result.backing_blocks : result.blocks).push_back({.step = at});
+
+  void add_workspaces() {
+    for (int32_t at = 0; at < steps_; ++at) {
+      const int64_t bytes = draft_.workspaces[draft_.order[static_cast<size_t>(at)]];
+      if (bytes == 0) continue;
+      (in_backing(at) ? made_.run.backing_blocks : made_.run.blocks).push_back({.bytes = aligned(bytes), .first = at, .last = at});
+      (in_backing(at) ? made_.backing_blocks : made_.blocks).push_back({.step = at});
+    }
   }
-  for (uint32_t c = 0; c < model.classes.size(); ++c) {
-    if (!model.classes[c].persistent || class_uses[c].empty()) continue;
-    const size_t number = draft.persistent_of_class[c];
-    if (!(machine.moves && persistents.movable(number)) && !used[number]) continue;
-    add_pieces(run,
-               {.name = name_of(c),
-                .bytes = whole_sectors(persistents[number].type.bytes()),
-                .lasting = static_cast<int32_t>(number),
-                .uses = {},
-                .value = new_value(false, c)},
-               class_uses[c]);
+
+  void add_persistents(const std::vector<bool>& used_in_backing) {
+    for (uint32_t c = 0; c < draft_.model.classes.size(); ++c) {
+      if (!draft_.model.classes[c].persistent || class_uses_[c].empty()) continue;
+      const size_t number = draft_.persistent_of_class[c];
+      if (!(machine_.moves && persistents_.worth_moving(number)) && !used_in_backing[number]) continue;
+      add_pieces(made_.run,
+                 {.name = name_of(c),
+                  .bytes = whole_sectors(persistents_[number].type.bytes()),
+                  .lasting = static_cast<int32_t>(number),
+                  .uses = {},
+                  .value = new_value(false, c)},
+                 class_uses_[c]);
+    }
   }
-  return result;
+
+  const Draft& draft_;
+  const PersistentValues& persistents_;
+  const JobMachine& machine_;
+  const int32_t steps_;
+  RunDraft made_;
+  std::vector<std::vector<ValueUse>> buffer_uses_, class_uses_;  // in the order of steps
+};
+
+}  // namespace
+
+RunDraft make_run_draft(const Draft& draft, const PersistentValues& persistents, const JobMachine& machine,
+                        const std::vector<bool>& in_backing_memory, const std::vector<bool>& used) {
+  return RunDrafter(draft, persistents, machine, in_backing_memory).make(used);
 }
 
 }  // namespace ort_train

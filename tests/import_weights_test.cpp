@@ -346,6 +346,38 @@ TEST(ImportWeights, UntieGivesEachUseItsOwnCopy) {
   EXPECT_EQ(apart.graph.node(apart.graph.order()[2]).inputs[1], apart.graph.find_value("b.use3"));
 }
 
+// As PyTorch traces two fresh layers: equal tensors are one, which Identity nodes hand on.
+TEST(ImportWeights, UntieTellsStatisticsBehindIdentityNodes) {
+  const TestFolder folder;
+  const std::string path = write_model(folder, R"(<ir_version: 8, opset_import: ["" : 17]>
+    g (float[2, 2, 3] x) => (float[2, 2, 3] y) <float[2] scale = {1, 1}, float[2] bias = {0, 0}> {
+      variance = Identity (scale)
+      mean = Identity (bias)
+      y = BatchNormalization (x, scale, bias, mean, variance)
+    })");
+  const Imported together = import_file(path);
+  ASSERT_EQ(together.obstacles.size(), 1u);
+  EXPECT_HAS(together.obstacles[0].reason, "is a trained weight as well");
+  const Imported apart = import_file(path, {.shapes = {}, .bound_inputs = {}, .retie = true, .untie = true});
+  EXPECT_TRUE(apart.obstacles.empty());
+  for (const auto& [name, is_trained] : {std::pair("scale", false), {"bias", false}, {"scale.use2", true}, {"bias.use2", true}})
+    EXPECT_EQ(apart.graph.value(apart.graph.find_value(name)).trainable, is_trained) << name;
+}
+
+TEST(ImportWeights, WhatIsClippedOrSquaredIsAWeightAndABoundIsNone) {
+  const TestFolder folder;
+  const Imported imported = import_file(write_model(folder, R"(<ir_version: 8, opset_import: ["" : 17]>
+    g (float[2, 3] x) => (float[2, 3] y)
+    <float[3] logit_scale = {1, 2, 3}, float[3] width = {4, 5, 7}, float[3] exponent = {2, 3, 5}, float two = {2}, float most = {4.6}> {
+      s = Clip (logit_scale, , most)
+      w = Pow (width, two)
+      p = Pow (x, exponent)
+      q = Mul (p, s)
+      y = Add (q, w)
+    })"));
+  EXPECT_EQ(parameter_names(imported), (Names{"logit_scale", "width"}));
+}
+
 // The file that an untied model becomes: ONNX's checker accepts it, and it is the same model with weights of its own for each use.
 TEST(ImportWeights, AnUntiedModelIsExportedWithItsCopies) {
   const TestFolder folder;

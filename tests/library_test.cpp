@@ -3,15 +3,20 @@
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include <signal.h>
+#include <sys/wait.h>
+#include <unistd.h>
 
 #include <cfenv>
 #include <filesystem>
 #include <fstream>
+#include <optional>
 #include <thread>
 
 #include "exec/float_environment.h"
 #include "exec/workers.h"
 #include "frontend/boundary.h"
+#include "frontend/file.h"
 #include "test_paths.h"
 #include "tests/arrays.h"
 #include "tests/failures.h"
@@ -200,6 +205,67 @@ TEST_F(Library, ATrainerWhosePreparationFailedIsOfNoUse) {
   EXPECT_THAT(error_of(ErrorCode::usage, [&] { predict(trainer); }), HasSubstr("make another one"));
   EXPECT_THAT(error_of(ErrorCode::usage, [&] { trainer.train(); }), HasSubstr("make another one"));
   EXPECT_TRUE(std::isfinite(Trainer(o).evaluate()));
+}
+
+TEST_F(Library, AModelFileThatWasChangedSinceItWasImportedIsNotTrained) {
+  const Options o = options();
+  Trainer trainer(o);
+  options(/*scale=*/2);  // writes another model of the same size over it
+  EXPECT_THAT(error_of(ErrorCode::io, [&] { trainer.train(); }), HasSubstr("was changed since it was imported"));
+  EXPECT_FALSE(std::filesystem::exists(o.output_dir + "/model.onnx"));
+}
+
+TEST_F(Library, ARunThatDivergedAnswersNoMore) {
+  Options o = options();
+  o.learning_rate = 1e30;
+  Trainer trainer(o);
+  error_of(ErrorCode::diverged, [&] { trainer.train(); });
+  EXPECT_THAT(error_of(ErrorCode::usage, [&] { trainer.evaluate(); }), HasSubstr("make another one"));
+  EXPECT_THAT(error_of(ErrorCode::usage, [&] { predict(trainer); }), HasSubstr("make another one"));
+}
+
+TEST_F(Library, TrainMayBeCalledAgainWhereItWasRefusedBeforeTheFirstStep) {
+  const Options o = options();
+  const std::string hash = Trainer(o).train().weights_hash;
+  Options again = o;
+  again.output_dir = folder / "again";
+  std::filesystem::create_directories(again.output_dir);
+  Trainer trainer(again);
+  {
+    const FolderLock other(again.output_dir);
+    EXPECT_THAT(error_of(ErrorCode::usage, [&] { trainer.train(); }), HasSubstr("another run is writing into this folder"));
+  }
+  EXPECT_EQ(trainer.train().weights_hash, hash);
+  EXPECT_THAT(error_of(ErrorCode::usage, [&] { trainer.train(); }), HasSubstr("has trained already"));
+}
+
+TEST_F(Library, AChildProcessKeepsNoFolderLocked) {
+  std::optional<FolderLock> lock(folder.path);
+  const pid_t child = fork();
+  if (child == 0) {
+    pause();
+    _exit(0);
+  }
+  ASSERT_GT(child, 0);
+  lock.reset();
+  EXPECT_NO_THROW(FolderLock{folder.path});
+  kill(child, SIGKILL);
+  waitpid(child, nullptr, 0);
+}
+
+TEST_F(Library, PathsWithAZeroCharacterAndStepsBeyondCountingAreRefused) {
+  const auto refusal = [&](const auto& change) {
+    Options o = options();
+    change(o);
+    return error_of(ErrorCode::usage, [&] { Trainer{o}; });
+  };
+  EXPECT_THAT(refusal([](Options& o) { o.model += std::string("\0x", 2); }), HasSubstr("`model` "));
+  EXPECT_THAT(refusal([](Options& o) { o.log_file = std::string("a\0b", 3); }), HasSubstr("`log_file` a: holds a zero character"));
+  for (const double epochs : {double{INFINITY}, 1e300, 1e16}) {
+    EXPECT_THAT(refusal([&](Options& o) { o.max_steps = -1, o.num_train_epochs = epochs; }), HasSubstr("`num_train_epochs`"));
+  }
+  EXPECT_THAT(refusal([](Options& o) { o.gradient_accumulation_steps = INT64_MAX; }), HasSubstr("is more than can be counted"));
+  EXPECT_THAT(refusal([](Options& o) { o.max_grad_norm = 1e-320; }), HasSubstr("is too small for a float32"));
 }
 
 // Another run goes on from the checkpoint that a trainer has read, and ends: nothing of it is replaced.

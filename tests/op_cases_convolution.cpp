@@ -190,6 +190,7 @@ void pool_cases(std::vector<OpCase>& cases) {
       {"uneven_pads", {1, 2, 5, 6}, {{3, 3}, {1, 2}, {0, 1, 2, 0}}, false, true},
       {"ceil", {2, 2, 6, 7}, {{3, 3}, {2, 2}}, true},
       {"ceil_padding", {2, 2, 6, 7}, {{3, 3}, {2, 2}, {1, 1, 1, 1}}, true, true},
+      {"ceil_beyond", {2, 3, 4, 5}, {{7, 9}, {7, 9}}, true},
       {"ceil_behind", {1, 1, 3, 3}, {{1, 1}, {2, 3}, {0, 0, 0, 1}}, true},
       {"dilations", {1, 2, 9, 8}, {{2, 3}, {2, 1}, {}, {3, 2}}},
       {"one_axis", {2, 3, 11}, {{3}, {2}, {1, 0}}, true, true},

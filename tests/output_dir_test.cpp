@@ -110,6 +110,21 @@ TEST_F(OutputDir, AFolderThatIsMovedInMidRunIsMadeAgain) {
   }
 }
 
+TEST_F(OutputDir, ANoteOfASaveThatThrowsComesWhenAllIsSaved) {
+  struct Thrown {};
+  const Callbacks callbacks{.on_step =
+                                [&](const StepReport& step) {
+                                  if (step.step == 3) fs::rename(out, folder / "moved");
+                                },
+                            .on_note =
+                                [](const std::string& note) {
+                                  if (note.find("was moved or removed") != std::string::npos) throw Thrown();
+                                }};
+  EXPECT_THROW(go(options, callbacks), Thrown);
+  EXPECT_THAT(checkpoints(), ElementsAre("checkpoint-4"));
+  EXPECT_EQ(go(with([](Options& o) { o.resume = true; })).weights_hash, hash);
+}
+
 TEST_F(OutputDir, WhatOthersWroteIsRefusedBeforeTheFirstStepAndStays) {
   int64_t steps = 0;
   const Callbacks counted{.on_step = [&](const StepReport&) { ++steps; }};

@@ -233,7 +233,7 @@ class WinogradSums {
  private:
   WinogradSums(const Layout& l, bool backwards, Element x, Element w, Element y)
       : l_(l), backwards_(backwards), x_(x), w_(w), y_(y), windows_(l.windows) {
-    constexpr int64_t kChunk = 128, kTransformed = 144 << 10, kMost = 288, kLeastOutputs = 32, kTaskOutputs = 32;
+    constexpr int64_t kChunk = 128, kTransformed = 144 << 10, kMost = 288, kLeastOutputs = 32, kTaskOutputs = 32, kLeastTaskOutputs = 16;
     applies_ = takes_winograd(l) && gemm::way_of(x, w) == gemm::Way::floats && (!backwards || is_undivided(l));
     if (!applies_) return;
     channels_ = l.in_channels;
@@ -248,12 +248,14 @@ class WinogradSums {
     }
     tiles_ = WinogradTiles(windows_);
     chunk_ = divided_up(channels_, divided_up(channels_, kChunk));
-    shares_x_ = all_tiles() < 2 * outputs_ && kTileElements * channels_ * all_tiles() * int64_t{sizeof(float)} <= kSharedBytes;
+    const int64_t padded = divided_up(all_tiles(), int64_t{gemm::kPanel}) * divided_up(channels_, chunk_) * (chunk_ + 1) * gemm::kPanel;
+    shares_x_ = all_tiles() < 2 * outputs_ && kTileElements * padded * int64_t{sizeof(float)} <= kSharedBytes;
     if (shares_x_) {
       block_ = gemm::kPanel;
       blocks_ = divided_up(all_tiles(), block_);
       sums_row_ = blocks_ * block_;
       task_outputs_ = std::min(kTaskOutputs, divided_up(outputs_, gemm::kRows) * gemm::kRows);
+      while (divided_up(outputs_, task_outputs_) < kFewTasks && task_outputs_ > kLeastTaskOutputs) task_outputs_ -= gemm::kRows;
       down_ = divided_up(outputs_, task_outputs_);
     } else {
       block_ = std::clamp(kTransformed / (kTileElements * chunk_) / gemm::kPanel * gemm::kPanel, int64_t{gemm::kPanel}, kMost);

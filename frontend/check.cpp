@@ -223,15 +223,17 @@ class Check {
   void find_nodes_without_gradient() {
     const Graph& graph = model_.graph;
     std::set<NodeId> listed;
-    // The loss's own output first: what stands in its way blocks.
-    std::vector<ValueId> outputs = graph.outputs;
-    std::stable_partition(outputs.begin(), outputs.end(), [&](ValueId id) { return is_read(graph, id); });
-    for (ValueId id : outputs) {
-      const bool is_loss = is_read(graph, id);
-      if (is_loss) read_.push_back(id);
-      for (const Blocker& blocker : find_blockers(graph, {id})) {
+    const auto add_rows = [&](const std::vector<ValueId>& values, bool is_loss) {
+      for (const Blocker& blocker : find_blockers(graph, values)) {
         if (listed.insert(blocker.node).second) add_row({describe_node(blocker.node), blocker.reason, blocker.hint, is_loss});
       }
+    };
+    for (ValueId id : graph.outputs) {
+      if (is_read(graph, id)) read_.push_back(id);
+    }
+    add_rows(read_, true);  // first: what stands in the losses' way blocks
+    for (ValueId id : graph.outputs) {
+      if (!is_read(graph, id)) add_rows({id}, false);
     }
   }
 

@@ -1,5 +1,6 @@
 #include "frontend/file.h"
 
+#include <unistd.h>
 #include <xxhash.h>
 
 #include <algorithm>
@@ -11,11 +12,15 @@
 
 namespace ort_train {
 
-FolderLock::FolderLock(const std::string& folder) : file_(File::open_or_create(folder + "/.ort-train-lock")) {
+FolderLock::FolderLock(const std::string& folder) : file_(File::open_or_create(folder + "/.ort-train-lock")), process_(getpid()) {
   if (file_.try_lock()) return;
   if (errno == EWOULDBLOCK)
     throw error(ErrorCode::usage, "'{}': another run is writing into this folder: choose another `output_dir`", folder);
   throw error(ErrorCode::io, "'{}' can't be locked: {}", file_.path(), reason(errno));
+}
+
+FolderLock::~FolderLock() {
+  if (getpid() == process_) file_.unlock();
 }
 
 std::string hex16(uint64_t hash) { return fmt::format("{:016x}", hash); }

@@ -15,13 +15,14 @@ namespace ort_train {
 class FolderLock {
  public:
   explicit FolderLock(const std::string& folder);  // throws Error(usage) where another run has it
-  ~FolderLock() { file_.unlock(); }                // also where a child process has inherited the file
+  ~FolderLock();                                   // also where a child process has inherited the file, and never in that child
   FolderLock(const FolderLock&) = delete;
   // False once the folder has been moved or removed, so that another run may lock one of its name.
   bool is_in_place() const { return file_.has_its_name(); }
 
  private:
   File file_;
+  int process_;  // the owner
 };
 
 // xxh3-64 as 16 hex digits.

@@ -296,7 +296,9 @@ const Graph& Job::forward_graph(int64_t batch, int64_t length) {
 }
 
 void Job::note_steps(const Graph& graph) const {
-  const std::vector<NodeId> steps = find_steps(graph, graph.outputs);
+  std::vector<ValueId> read;  // by losses
+  for (const size_t place : passes_.read) read.push_back(graph.outputs.at(place));
+  const std::vector<NodeId> steps = find_steps(graph, read);
   if (steps.empty()) return;
   note_(fmt::format("{} ({}{}) {}, whose derivative is zero: gradients go around {}",
                     steps.size() == 1 ? "a node" : fmt::format("{} nodes", steps.size()), describe(graph, steps[0]),

@@ -189,9 +189,14 @@ std::string Loop::reclaim_output_dir() {
 
 // Samples are read where the data's file has them, step by step, so that others come if somebody writes to it meanwhile.
 std::string Loop::check_data() {
-  if (data_has_changed_ || !job_.data.was_written_to()) return {};
-  data_has_changed_ = job_.data.content_hash() != runtime_.content().settings.at(kDataHashSetting);
-  if (!data_has_changed_) return {};
+  if (data_has_changed_) return {};
+  try {
+    if (!job_.data.was_written_to() || job_.data.content_hash() == runtime_.content().settings.at(kDataHashSetting)) return {};
+  } catch (const Error& problem) {  // it has become shorter, or is gone: the step that reads beyond its end says so
+    data_has_changed_ = true;
+    return fmt::format("{} (while the run reads its data)", problem.what());
+  }
+  data_has_changed_ = true;
   return fmt::format(
       "{}: was written to while the run reads it: what it reads from now on, or has read of late, is other data than at its beginning",
       options_.data);

@@ -132,8 +132,9 @@ Summary Loop::train() {
   if (start_.is_resumed() && !start_.is_branch)
     remove_superseded(options_.output_dir, checkpoint_, static_cast<size_t>(kept_checkpoints(options_, /*in_slots=*/true)));
   check_space();
+  Training training(*this);
   trained_ = true;
-  return Training(*this).run();
+  return training.run();
 }
 
 // A call before this one may have read the checkpoint while another process went on from it.
@@ -160,7 +161,7 @@ Summary Loop::Training::run() {
   finish();
   summarize();
   log_.summary(summary_);
-  const std::string& failure = log_.failure().empty() ? report_failure_ : log_.failure();
+  const std::string failure = log_.failure() + (log_.failure().empty() || report_failure_.empty() ? "" : "; ") + report_failure_;
   if (failure.empty()) return summary_;
   if (!summary_.stopped) throw error(ErrorCode::io, "{}; all steps are done, and the result is in {}", failure, summary_.model_path);
   throw error(ErrorCode::io, "{}; after step {} of {}, the run is saved in {}: go on with `resume` when that can be written", failure,
@@ -309,21 +310,24 @@ void Loop::Training::finish() {
     summary_.model_path =
         export_model(job.info, weights, merged(job.adapters, job.adapting.scale, weights, originals), options_.output_dir);
   }
-  try {
-    write_reports();
-  } catch (const Error& problem) {  // hides nothing of what is done
-    report_failure_ = problem.what();
-  }
+  write_reports();
 }
 
+// One that can't be written hides nothing of what is done.
 void Loop::Training::write_reports() {
-  if (!options_.op_times.empty()) {
-    loop_.runtime_.write_op_times();
-    loop_.note(fmt::format("wrote the times of the ops to {}", options_.op_times));
-  }
-  if (options_.save_optimizer_state.empty()) return;
-  write_optimizer_state(loop_.job_, loop_.planned_, loop_.runtime_.content(), state_.step);
-  loop_.note(fmt::format("wrote the optimizer's state after step {} to {}", state_.step, options_.save_optimizer_state));
+  const auto write = [&](const std::string& path, const std::string& what, const auto& body) {
+    if (path.empty()) return;
+    try {
+      body();
+    } catch (const Error& problem) {
+      report_failure_ += (report_failure_.empty() ? "" : "; ") + std::string(problem.what());
+      return;
+    }
+    loop_.note(fmt::format("wrote {} to {}", what, path));
+  };
+  write(options_.op_times, "the times of the ops", [&] { loop_.runtime_.write_op_times(); });
+  write(options_.save_optimizer_state, fmt::format("the optimizer's state after step {}", state_.step),
+        [&] { write_optimizer_state(loop_.job_, loop_.planned_, loop_.runtime_.content(), state_.step); });
 }
 
 void Loop::Training::tell_of_skipped_steps() {

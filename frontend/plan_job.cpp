@@ -313,7 +313,7 @@ void JobPlanner::refuse(const PlannedCandidate& in_memory_plan) {
 void JobPlanner::check_peak() {
   if (!options_.budget_is_process) return;
   const int64_t peak = job_.peak.bytes();
-  if (options_.budget == 0 && peak > made_.least.budget) made_.least.budget = budget_above(peak);
+  if (peak > made_.least.budget) made_.least.budget = budget_above(peak);
   if (options_.budget == 0 || peak <= options_.budget) return;
   const int64_t enough = budget_above(peak);
   throw error(ErrorCode::budget,

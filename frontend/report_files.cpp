@@ -81,8 +81,9 @@ void refuse_foreign_reports(const Options& options) {
   }
   // What saving makes or renames.
   const auto is_checkpoint = [&](const fs::path& path) {
-    const std::string name = path.filename().string();
-    return path.parent_path() == canonical(options.output_dir) && (name.starts_with("checkpoint-") || name.starts_with(".tmp-"));
+    const fs::path below = path.lexically_relative(canonical(options.output_dir));
+    const std::string name = below.empty() ? std::string() : below.begin()->string();
+    return name.starts_with("checkpoint-") || name.starts_with(".tmp-");
   };
   if (!options.log_file.empty() && is_checkpoint(canonical(options.log_file)))
     throw error(ErrorCode::usage, "`log_file` {}: is where checkpoints go; choose another file", options.log_file);

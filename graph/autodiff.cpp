@@ -56,7 +56,7 @@ bool on_the_way(const Node& node, const std::vector<bool>& wanted, const std::ve
 // Whether x + (step(x) - x) is made of a step function, or x - (x - step(x)): a straight-through estimator, whose difference was detached
 // in PyTorch. Files don't have that, and the gradient of what they say is zero.
 bool is_straight_through(const Graph& graph, NodeId step) {
-  constexpr int kFar = 6;
+  constexpr size_t kFar = 64;
   std::vector<ValueId> of_step{graph.node(step).outputs[0]};  // and what is made of it, element by element
   const auto readers = [&](ValueId value, const auto& visit) {
     for (const NodeId id : graph.order()) {
@@ -77,8 +77,9 @@ bool is_straight_through(const Graph& graph, NodeId step) {
           if (!is_first && is(sum, "Sub")) found |= sum.inputs[0] == other;
         });
       }
-      for (const std::string_view op : {"Mul", "Div", "Add", "Sub", "Clip", "Cast"}) {
-        if (is(node, op)) of_step.push_back(node.outputs[0]);
+      for (const std::string_view op :
+           {"Mul", "Div", "Add", "Sub", "Neg", "Clip", "Min", "Max", "Where", "Cast", "Reshape", "Transpose", "Expand"}) {
+        if (is(node, op) && std::find(of_step.begin(), of_step.end(), node.outputs[0]) == of_step.end()) of_step.push_back(node.outputs[0]);
       }
     });
   }

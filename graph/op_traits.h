@@ -97,7 +97,8 @@ struct OpTraits {
   // Output 0 has the numbers of input 0, under another shape or in another type: with input 0's own type it is input 0.
   bool same_numbers = false;
   Statistics statistics = Statistics::none;
-  // Its derivative is zero wherever it has one, so that gradients don't pass it. Parameters that have no way around it are refused.
+  // Its derivative is zero wherever it has one, so that gradients don't pass it. Refused: parameters without a way around it,
+  // and straight-through estimators.
   bool is_step = false;
   // Changes a node into what it means outside training, when nothing is random and no statistics change. Null: that is itself.
   void (*outside_training)(Graph&, NodeId) = nullptr;

@@ -5,7 +5,7 @@ by ort-train and by PyTorch on the same numbers. docs/zoo.md is the table of wha
     models/zoo.py --write
 
 A file passes where all gradients of the first step differ from PyTorch's in double by at most 1e-4 of their norm, and the losses of ten steps of
-AdamW by at most 1e-3; or by three times what PyTorch's own run in float32 differs from that in double (the larger of both), where that is more: some
+AdamW by at most 1e-3; or by ten times what PyTorch's own run in float32 differs from that in double (the larger of both), where that is more: some
 deep networks with random weights multiply any rounding, or tip a max pool from one element to another. Where folding has merged weights (a convolution with its BatchNorm, a table with what is looked up in it), what trains is another form of the model: there the
 gradients of the other weights are compared. What an exporter can't export is listed as that.
 
@@ -421,7 +421,7 @@ def judge(program, path, folder, arrays, model, gradients, losses, own, more):
     row["gradients"] = far(np.concatenate([ours for ours, _ in pairs]), np.concatenate([theirs for _, theirs in pairs])) if pairs else float("nan")
     row["losses"] = max(abs(line["loss"] - loss) / abs(loss) for line, loss in zip([line for line in log if "step" in line], losses))
     beyond = [key for key, tolerance in TOLERANCES.items() if not row[key] <= tolerance and not (others and key == "losses")]
-    good = all(row[key] <= 3 * own for key in beyond)
+    good = all(row[key] <= 10 * own for key in beyond)
     notes = [f"{len(others)} weights in another form"] if others else []
     return dict(row, result="passed" if good else "WRONG", reason=", ".join(notes + [f"PyTorch in float32: {own:.1e}"] * bool(beyond)))
 
@@ -477,7 +477,7 @@ def write(results):
     exported = len(results) - sum(result == "not" for result in results)
     lines = ["# Zoo", "", f"{len(known)} architectures in reduced sizes with random weights, each exported in four ways by PyTorch {torch.__version__.split('+')[0]} (transformers "
              f"{transformers.__version__}) and trained for ten steps beside PyTorch. **{results.count('passed')} of the {exported} files that the exporters make pass**: all gradients within "
-             "1e-4 of PyTorch's (of their norm; PyTorch computes in double), the losses of ten steps of AdamW within 1e-3; or, where PyTorch's own run in float32 is further off than that, within three times as much (the last column says how far: some deep networks with random weights multiply any rounding). Written by `models/zoo.py --write`.", "",
+             "1e-4 of PyTorch's (of their norm; PyTorch computes in double), the losses of ten steps of AdamW within 1e-3; or, where PyTorch's own run in float32 is further off than that, within ten times as much (the last column says how far: some deep networks with random weights multiply any rounding). Written by `models/zoo.py --write`.", "",
              "| architecture | exporter | opset | nodes | gradients | losses | |", "|---|---|---|---|---|---|---|", *rows]
     page.write_text("\n## ".join(["\n".join(lines) + "\n", *sections]))
 

@@ -113,11 +113,11 @@ bool absorb_transpose(Graph& graph, NodeId id) {
 // Add(MatMul(a, b), bias [N]) -> MatMul(a, b, bias).
 bool absorb_bias(Graph& graph, const View& view, NodeId id) {
   const Node& add = graph.node(id);
-  if (add.op->name != "Add" || view.graph().value_count() != graph.value_count()) return false;
+  if (add.op->name != "Add") return false;
   for (const int operand : {0, 1}) {
     const ValueId product_value = add.inputs[operand], bias = add.inputs[1 - operand];
     const Node* product = view.made_by(product_value, "MatMul");
-    if (!product || view.only_reader(product_value) != id || product->inputs.size() > 2) continue;
+    if (!product || !view.knows(product_value) || view.only_reader(product_value) != id || product->inputs.size() > 2) continue;
     const Shape& shape = graph.value(product_value).shape;
     if (graph.value(bias).shape != Shape{shape.back()} || graph.value(add.outputs[0]).shape != shape) continue;
     // The bias may be made after the product: the product moves to where the sum was.

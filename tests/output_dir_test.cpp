@@ -283,11 +283,13 @@ TEST_F(OutputDir, ALogThatCantBeWrittenEndsInASavedRun) {
 }
 
 TEST_F(OutputDir, AReportThatCantBeWrittenAtTheEndHidesNoResult) {
-  const std::string log = folder / "log.jsonl";
-  EXPECT_THAT(error_of(ErrorCode::io, [&] { go(with([&](Options& o) { o.op_times = "/dev/full", o.log_file = log; })); }),
+  const std::string log = folder / "log.jsonl", state = folder / "state.safetensors";
+  EXPECT_THAT(error_of(ErrorCode::io,
+                       [&] { go(with([&](Options& o) { o.op_times = "/dev/full", o.log_file = log, o.save_optimizer_state = state; })); }),
               HasSubstr("'/dev/full' can't be written; all steps are done, and the result is in " + out + "/model.onnx"));
   EXPECT_TRUE(fs::exists(out + "/model.onnx"));
   EXPECT_THAT(read_file(log), HasSubstr(hash)) << "the summary";
+  EXPECT_TRUE(fs::exists(state)) << "the other report";
 }
 
 // Three at once, of which two are kept, and the model.

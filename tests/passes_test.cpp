@@ -455,6 +455,23 @@ TEST(Autodiff, NamesEveryNodeWithoutGradient) {
   EXPECT_EQ(find_blockers(graph, {loss}).size(), op_named("CumSum").gradient ? 0u : 1u);
 }
 
+TEST(Simplify, BiasesAreAbsorbedInOneRoundAndWhatReadsTheirSumsIsLeft) {
+  Graph graph = parse_graph(R"(g (float[2, 4] x) => (float[2, 4] y) <float[4, 4] v, float[4, 4] w, float[4] b, float[4] c, float[4] d> {
+    p = MatMul(x, v)
+    q = Add(p, b)
+    r = Add(x, q)
+    s = MatMul(r, w)
+    t = Add(c, s)
+    u = Add(t, d)
+    y = Add(r, u)
+  })");
+  const std::vector<double> before = run(graph)[0];
+  EXPECT_TRUE(simplify(graph, {}));
+  graph.verify("simplify");
+  EXPECT_EQ(ops(graph), (std::vector<std::string>{"MatMul", "Add", "MatMul", "Add", "Add"}));
+  EXPECT_EQ(run(graph)[0], before);
+}
+
 TEST(Autodiff, GradientsGoAroundStepFunctions) {
   const auto gradient_of = [](const char* magnitude) {
     Graph graph = parse_graph(fmt::format(R"(g (float[4] x) => (float[4] y) <float[4] w> {{
@@ -481,6 +498,7 @@ TEST(Autodiff, StepFunctionsWithoutAWayAroundAndStraightThroughEstimatorsAreName
   EXPECT_EQ(blockers("f = Floor(a)\n y = Sub(a, f)"), 0u) << "a remainder";
   EXPECT_EQ(blockers("r = Round(a)\n d = Sub(r, a)\n y = Add(a, d)"), 1u);
   EXPECT_EQ(blockers("r = Round(a)\n n = Neg(x)\n s = Mul(r, n)\n d = Sub(s, a)\n y = Add(d, a)"), 1u);
+  EXPECT_EQ(blockers("r = Round(a)\n n = Neg(r)\n m = Reshape<shape = [4]>(n)\n d = Sub(m, a)\n y = Add(a, d)"), 1u);
   EXPECT_EQ(blockers("r = Round(a)\n d = Sub(a, r)\n y = Sub(a, d)"), 1u);
 }
 

@@ -96,6 +96,19 @@ bool normalises_input(const Evidence& evidence, const Use& use) {
   return false;
 }
 
+// A temperature that is kept in bounds, or squared; not the base of powers that the model computes.
+bool is_bounded_or_squared(const Evidence& evidence, const Use& use) {
+  if (use.input != 0 || use.node >= evidence.graph.nodes.size()) return false;
+  if (use.op_type == "Clip") return true;
+  const std::vector<std::string>& inputs = evidence.graph.nodes[use.node].inputs;
+  if (use.op_type != "Pow" || inputs.size() != 2) return false;
+  const auto maker = evidence.producers.find(inputs[1]);
+  const auto& fed = evidence.graph.inputs;
+  return maker != evidence.producers.end()
+             ? maker->second->op_type == "Constant"
+             : std::none_of(fed.begin(), fed.end(), [&](const onnx::ValueDef& input) { return input.name == inputs[1]; });
+}
+
 // Where what exporters write is a bound, a choice, an exponent or a state, and hardly ever a weight.
 bool is_unweighted_place(const Evidence& evidence, const Use& use) {
   static constexpr std::array<std::string_view, 12> kOps{
@@ -104,7 +117,7 @@ bool is_unweighted_place(const Evidence& evidence, const Use& use) {
   constexpr size_t kHidden = 5, kCell = 6;  // the initial states
   if (!use.domain.empty()) return false;
   if ((use.op_type == "Resize" || use.op_type == "Upsample") && use.input > 0) return true;  // old forms don't say so
-  if ((use.op_type == "Clip" || use.op_type == "Pow") && use.input == 0) return false;       // a temperature that is kept in bounds
+  if (is_bounded_or_squared(evidence, use)) return false;
   return is_one_of(use.op_type, kOps) || normalises_input(evidence, use) ||
          (is_one_of(use.op_type, kRecurrent) && (use.input == kHidden || use.input == kCell));
 }

@@ -193,7 +193,6 @@ void Loop::Training::step() {
   if (!is_skipped) wrong = loop_.why_not_finite(result, step);
   if (!wrong.empty()) {
     log_.step(report, kNoLoss);
-    loop_.runtime_.fail(wrong);
     throw loop_.error_with_last_save(ErrorCode::diverged, step, wrong);
   }
   state_.loss_scale = scale;

@@ -384,8 +384,8 @@ class ORT_TRAIN_API Trainer {
 
   const PlanReport& plan() const;
   // Trains until the last step or request_stop(), then writes a checkpoint and the model into output_dir. May be called once, and again if
-  // it was refused before the first step (another run has the folder). If reading weights or a step fails, or the run diverges, the trainer
-  // can't be used any more: later calls say so.
+  // it was refused before the first step (another run has the folder). If reading weights or a step fails, the trainer can't be used any
+  // more: later calls say so.
   Summary train();
   // Mean loss over the held-out data with the current weights; NaN if request_stop() ended it.
   double evaluate();

@@ -215,15 +215,6 @@ TEST_F(Library, AModelFileThatWasChangedSinceItWasImportedIsNotTrained) {
   EXPECT_FALSE(std::filesystem::exists(o.output_dir + "/model.onnx"));
 }
 
-TEST_F(Library, ARunThatDivergedAnswersNoMore) {
-  Options o = options();
-  o.learning_rate = 1e30;
-  Trainer trainer(o);
-  error_of(ErrorCode::diverged, [&] { trainer.train(); });
-  EXPECT_THAT(error_of(ErrorCode::usage, [&] { trainer.evaluate(); }), HasSubstr("make another one"));
-  EXPECT_THAT(error_of(ErrorCode::usage, [&] { predict(trainer); }), HasSubstr("make another one"));
-}
-
 TEST_F(Library, TrainMayBeCalledAgainWhereItWasRefusedBeforeTheFirstStep) {
   const Options o = options();
   const std::string hash = Trainer(o).train().weights_hash;

@@ -248,11 +248,10 @@ class WinogradSums {
     }
     tiles_ = WinogradTiles(windows_);
     chunk_ = divided_up(channels_, divided_up(channels_, kChunk));
-    const int64_t padded = divided_up(all_tiles(), int64_t{gemm::kPanel}) * divided_up(channels_, chunk_) * (chunk_ + 1) * gemm::kPanel;
-    shares_x_ = all_tiles() < 2 * outputs_ && kTileElements * padded * int64_t{sizeof(float)} <= kSharedBytes;
+    block_ = gemm::kPanel;
+    blocks_ = divided_up(all_tiles(), block_);
+    shares_x_ = all_tiles() < 2 * outputs_ && blocks_ * chunks() * transformed() * int64_t{sizeof(float)} <= kSharedBytes;
     if (shares_x_) {
-      block_ = gemm::kPanel;
-      blocks_ = divided_up(all_tiles(), block_);
       sums_row_ = blocks_ * block_;
       task_outputs_ = std::min(kTaskOutputs, divided_up(outputs_, gemm::kRows) * gemm::kRows);
       while (divided_up(outputs_, task_outputs_) < kFewTasks && task_outputs_ > kLeastTaskOutputs) task_outputs_ -= gemm::kRows;

@@ -121,7 +121,6 @@ void check_options(const Options& options) {
   if (options.threads < 0) throw refuse("threads", options.threads, "is negative");
   constexpr int kMostThreads = 1024;
   if (options.threads > kMostThreads) throw refuse("threads", options.threads, "is more than 1,024");
-  constexpr int64_t kMostSteps = int64_t{1} << 53;  // counted in double too
   if (options.max_steps > kMostSteps) throw refuse("max_steps", options.max_steps, "is more than can be counted");
   constexpr int64_t kMostSamples = int64_t{1} << 31;  // their products are counted in 64 bits
   for (const auto& [name, value] : {std::pair("batch_size", options.batch_size),

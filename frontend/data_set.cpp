@@ -223,10 +223,7 @@ int DataSet::find(std::string_view field) const {
   return -1;
 }
 
-bool DataSet::was_written_to() const {
-  const FileStamp now = file_.stamp();  // its `changed` moves with names and permissions, too
-  return now.bytes != opened_.bytes || now.modified != opened_.modified;
-}
+bool DataSet::was_written_to() const { return !file_.stamp().has_content_of(opened_); }
 
 std::string DataSets::content_hash() const {
   return valid ? fmt::format("{} {}", train->content_hash(), valid->content_hash()) : train->content_hash();

@@ -37,23 +37,6 @@ onnx::ModelDef open_model(const std::string& path, FileStamp* stamp) {
   return model;
 }
 
-}  // namespace ort_train::importing
-
-namespace ort_train {
-
-void check_model_files(const ModelInfo& model) {
-  for (const auto& [location, was] : model.stamps) {
-    const std::string path = location.empty() ? model.path : (std::filesystem::path(model.path).parent_path() / location).string();
-    const std::optional<FileStamp> now = stamp_of(path);
-    if (!now || now->file() != was.file() || now->bytes != was.bytes || now->modified != was.modified)
-      throw error(ErrorCode::io, "'{}' was changed since it was imported: start again with the file as it is now", path);
-  }
-}
-
-}  // namespace ort_train
-
-namespace ort_train::importing {
-
 TensorFiles::TensorFiles(std::string model_path)
     : model_path_(std::move(model_path)), folder_(std::filesystem::path(model_path_).parent_path().string()) {
   if (folder_.empty()) folder_ = ".";
@@ -156,3 +139,15 @@ Tensor TensorFiles::read_stored(const onnx::TensorDef& tensor) {
 }
 
 }  // namespace ort_train::importing
+
+namespace ort_train {
+
+void check_model_files(const ModelInfo& model) {
+  for (const auto& [location, was] : model.stamps) {
+    const std::string path = location.empty() ? model.path : (std::filesystem::path(model.path).parent_path() / location).string();
+    if (const std::optional<FileStamp> now = stamp_of(path); !now || !now->has_content_of(was))
+      throw error(ErrorCode::io, "'{}' was changed since it was imported: start again with the file as it is now", path);
+  }
+}
+
+}  // namespace ort_train

@@ -9,6 +9,7 @@
 #include <utility>
 
 #include "exec/kernel.h"
+#include "frontend/check_options.h"
 #include "frontend/loss_options.h"
 #include "frontend/parameter_groups.h"
 #include "frontend/shuffle.h"
@@ -137,9 +138,8 @@ void Job::divide_samples() {
   }
   total_steps = options.max_steps;
   if (total_steps > 0) return;
-  constexpr double kMostSteps = 0x1p53;
   const double steps = std::ceil(options.num_train_epochs * static_cast<double>(steps_of_epoch(0)));
-  if (!(steps <= kMostSteps))
+  if (!(steps <= static_cast<double>(kMostSteps)))
     throw error(ErrorCode::usage, "`num_train_epochs` {}: {:.3g} steps are more than can be counted", options.num_train_epochs, steps);
   total_steps = static_cast<int64_t>(steps);
 }

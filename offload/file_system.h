@@ -30,6 +30,8 @@ struct FileStamp {
   int64_t modified = 0, changed = 0;  // nanoseconds; the second also moves with names and permissions
   bool operator==(const FileStamp&) const = default;
   std::pair<uint64_t, uint64_t> file() const { return {device, inode}; }  // the same for every name of one file
+  // Whether it is the same file, and nobody has written to it in between; its names and permissions may have changed.
+  bool has_content_of(const FileStamp& other) const { return file() == other.file() && bytes == other.bytes && modified == other.modified; }
 };
 // Of what the path leads to, through links; none where nothing can be looked at.
 std::optional<FileStamp> stamp_of(const std::string& path);

@@ -107,21 +107,6 @@ std::string header(const Imported& model) {
                      fmt::join(types, " and "));
 }
 
-// The parameters that a gradient reaches from some outputs, past no node without one.
-std::vector<bool> reached(const Graph& graph, const std::vector<ValueId>& outputs) {
-  std::vector<bool> live(graph.value_count());
-  for (const ValueId id : outputs) live[id] = is_floating(graph.value(id).dtype);
-  for (auto at = graph.order().rbegin(); at != graph.order().rend(); ++at) {
-    const Node& node = graph.node(*at);
-    if (!node.op->gradient || std::none_of(node.outputs.begin(), node.outputs.end(), [&](ValueId v) { return v != kNone && live[v]; }))
-      continue;
-    for (ValueId input : node.inputs) {
-      if (input != kNone && is_floating(graph.value(input).dtype)) live[input] = true;
-    }
-  }
-  return live;
-}
-
 class Check {
  public:
   explicit Check(const Options& options) : options_(options), file_(importing::open_model(options.model)) {
@@ -235,15 +220,25 @@ class Check {
     for (ValueId id : graph.outputs) {
       if (!is_read(graph, id)) add_rows({id}, false);
     }
+    unreached_ = find_unreached(graph, read_);
+  }
+
+  int64_t blocking_rows() const {
+    return std::count_if(report_.rows.begin(), report_.rows.end(), [](const CheckRow& row) { return row.blocks; });
   }
 
   void list_tensors() {
+    std::set<std::string> unreached;  // where something is in the way, what lies beyond it would be trained
+    if (blocking_rows() == 0) {
+      for (const ValueId id : unreached_) unreached.insert(model_.graph.value(id).name);
+    }
     for (const TensorFate& tensor : model_.info.tensors) {
+      const bool is_reached = tensor.treatment != Treatment::trained || !unreached.contains(tensor.name);
       report_.tensors.push_back({.name = onnx::printable(tensor.name),
                                  .type = to_string(tensor.type),
-                                 .trained = tensor.treatment == Treatment::trained,
-                                 .treatment = std::string(to_string(tensor.treatment)),
-                                 .why = tensor.why,
+                                 .trained = is_reached && tensor.treatment == Treatment::trained,
+                                 .treatment = is_reached ? std::string(to_string(tensor.treatment)) : "unreached",
+                                 .why = is_reached ? tensor.why : "no influence on " + in_quotes(),
                                  .original = onnx::printable(tensor.original)});
     }
     report_.notes = model_.info.notes;
@@ -280,17 +275,12 @@ class Check {
   void conclude() {
     std::vector<ValueId> parameters = model_.graph.parameters();
     std::erase_if(parameters, [&](ValueId id) { return !model_.graph.value(id).trainable; });  // running statistics
-    const auto blocking = std::count_if(report_.rows.begin(), report_.rows.end(), [](const CheckRow& row) { return row.blocks; });
-    const std::vector<bool> live = reached(model_.graph, read_);
+    const int64_t blocking = blocking_rows();
     const auto other = std::find_if(read_.begin(), read_.end(), [&](ValueId id) { return !is_floating(model_.graph.value(id).dtype); });
     const bool is_whole = read_.size() == outputs_.size();
-    std::vector<std::string> unreached;
-    for (ValueId id : parameters) {
-      if (!live[id]) unreached.push_back(onnx::printable(model_.graph.value(id).name));
-    }
-    report_.trainable = blocking == 0 && unreached.size() < parameters.size();
+    report_.trainable = blocking == 0 && unreached_.size() < parameters.size();
     const std::string count =
-        fmt::format("{} of {} tensors", grouped(static_cast<int64_t>(unreached.size())), grouped(static_cast<int64_t>(parameters.size())));
+        fmt::format("{} of {} tensors", grouped(static_cast<int64_t>(unreached_.size())), grouped(static_cast<int64_t>(parameters.size())));
     if (other != read_.end()) {
       text_.add(fmt::format("'{}' is {}: a loss needs an output of floating-point numbers (`output`)\n", model_.graph.output_name(*other),
                             to_string(model_.graph.value(*other).dtype)));
@@ -301,14 +291,11 @@ class Check {
                             outputs_.size() == 1 ? in_quotes() + " depends" : in_quotes() + " depend", blocking == 1 ? "a node" : "nodes"));
     } else if (blocking > 0) {
       text_.add(fmt::format("{} can't be reached from the loss\n", count));
-    } else if (unreached.empty()) {
+    } else if (unreached_.empty()) {
       text_.line("trainable",
                  fmt::format("all {} tensors, by a loss on {}", grouped(static_cast<int64_t>(parameters.size())), in_quotes()));
     } else {
-      const size_t shown = std::min<size_t>(unreached.size(), 4);
-      text_.line("trainable", fmt::format("{} have no influence on {} and stay as they are: {}{}", count, in_quotes(),
-                                          fmt::join(unreached.begin(), unreached.begin() + static_cast<ptrdiff_t>(shown), ", "),
-                                          shown < unreached.size() ? ", …" : ""));
+      text_.line("trainable", unreached_in_words(model_.graph, unreached_, in_quotes()));
     }
   }
 
@@ -317,7 +304,8 @@ class Check {
   std::vector<std::string> outputs_;
   std::map<std::string, std::string> op_types_;  // by the name of the file's node, or of its first output
   Imported model_;
-  std::vector<ValueId> read_;  // of these, those that could be imported
+  std::vector<ValueId> read_;       // of these, those that could be imported
+  std::vector<ValueId> unreached_;  // parameters
   CheckReport report_;
   Report text_;
 };

@@ -94,6 +94,9 @@ struct TensorFate {
   std::string original;  // names that the exporter's metadata have of it, where they are others
 };
 
+// "2 of 4 tensors have no influence on the loss and stay as they are: a, b"; empty where there are none. Of trainable parameters.
+std::string unreached_in_words(const Graph& graph, const std::vector<ValueId>& unreached, std::string_view from);
+
 struct ModelInfo {
   std::string path, producer;  // "pytorch 2.13.0"
   int64_t opset = 0, nodes = 0;

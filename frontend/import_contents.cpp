@@ -1,10 +1,11 @@
 // Tensors that look like weights and aren't: exporters fold what a model computes of positions alone, and files without metadata don't say
 // so.
 //
-// Told by what is in them: masks are zeros and numbers that a softmax forgets, or zeros alone where a softmax takes them and all heads have
-// the same; rotary embeddings have cosines and sines of the same angles, or the frequencies 1, r, r², … that these are made of; the biases
-// of attention that fall linearly have slopes r, r², … or rows 0, s, 2s, …; initial states, scales and paddings are one number throughout.
-// Nothing that was drawn or trained is like that. No more of a tensor is read than it takes to see that it is none of these.
+// Told by what is in them: masks are zeros and numbers that a softmax forgets, zeros alone where a softmax takes them and all heads have
+// the same, or zeros and ones that something is multiplied by; tables of positions have a sine and a cosine of each angle beside each other
+// in each row, rotary embeddings in two tensors, or the frequencies 1, r, r², … that these are made of; the biases of attention that fall
+// linearly have slopes r, r², … or rows 0, s, 2s, …; initial states, scales and paddings are one number throughout. Nothing that was drawn
+// or trained is like that. No more of a tensor is read than it takes to see that it is none of these.
 
 #include <algorithm>
 #include <array>
@@ -26,6 +27,8 @@ constexpr int kMaxComparisons = 100'000;                // a model made to hold 
 constexpr NoteText kMasks{"is a mask, no weight: left as it is", "are masks, no weights: left as they are"};
 constexpr NoteText kRotary{"has cosines or sines of positions, no weight: left as it is",
                            "are cosines and sines of positions, no weights: left as they are"};
+constexpr NoteText kSinusoidal{"has sines and cosines of positions, no weight: left as it is (`train` changes that)",
+                               "are sines and cosines of positions, no weights: left as they are (`train` changes that)"};
 constexpr NoteText kFrequencies{"has the frequencies of a rotary embedding, no weight: left as it is",
                                 "are the frequencies of rotary embeddings, no weights: left as they are"};
 constexpr NoteText kSlopes{"has the slopes of a linear attention bias, no weight: left as it is",
@@ -39,11 +42,14 @@ template <size_t n> bool is_one_of(const Use& use, const std::array<const char*,
 
 double closeness(const Subject& subject) { return is_half(*subject.candidate.tensor->dtype) ? kCloseInHalf : kClose; }
 
-bool is_elementwise(const Subject& subject) {
+// Looked up, too, if `by_position`.
+bool is_elementwise(const Subject& subject, bool by_position = false) {
   static constexpr std::array kOps{"Add",     "Sub",    "Mul",  "Where",    "Slice",     "Unsqueeze", "Squeeze",
                                    "Reshape", "Expand", "Cast", "Identity", "Transpose", "Concat",    "Tile"};
-  return subject.candidate.tensor->shape.size() >= 2 &&
-         std::all_of(subject.candidate.uses.begin(), subject.candidate.uses.end(), [](const Use& use) { return is_one_of(use, kOps); });
+  const auto fits = [&](const Use& use) {
+    return is_one_of(use, kOps) || (by_position && use.domain.empty() && use.op_type == "Gather" && use.input == 0);
+  };
+  return subject.candidate.tensor->shape.size() >= 2 && std::all_of(subject.candidate.uses.begin(), subject.candidate.uses.end(), fits);
 }
 
 std::vector<double> read(const Evidence& evidence, const Subject& subject, int64_t from, int64_t count) {
@@ -71,22 +77,27 @@ template <typename Body> bool for_blocks(const Evidence& evidence, std::span<con
   return true;
 }
 
-bool all_to_softmax(const Evidence& evidence, const std::vector<Use>& uses, int steps) {
-  static constexpr std::array kBetween{"Add", "Cast", "Expand", "Identity"};
+// Whether all ways from the uses lead to one of the ops `ends`, through at most `steps` of the ops `between`.
+template <size_t n, size_t m>
+bool all_lead_to(const Evidence& evidence, const std::vector<Use>& uses, const std::array<const char*, n>& ends,
+                 const std::array<const char*, m>& between, int steps) {
   return std::all_of(uses.begin(), uses.end(), [&](const Use& use) {
-    if (use.domain.empty() && use.op_type == "Softmax") return true;
+    if (is_one_of(use, ends)) return true;
     const auto readers = evidence.uses.find(use.output);
-    return steps > 0 && is_one_of(use, kBetween) && readers != evidence.uses.end() && all_to_softmax(evidence, readers->second, steps - 1);
+    return steps > 0 && is_one_of(use, between) && readers != evidence.uses.end() &&
+           all_lead_to(evidence, readers->second, ends, between, steps - 1);
   });
 }
 
 // By its place alone: [batch, 1, queries, keys], added to what a softmax takes. A bias that is trained is one for each head.
 bool is_of_attention(const Evidence& evidence, const Subject& subject) {
+  static constexpr std::array kEnds{"Softmax"};
+  static constexpr std::array kBetween{"Add", "Cast", "Expand", "Identity"};
   constexpr int kSteps = 4;
   constexpr size_t kRank = 4, kHeads = 1;
   const Shape& shape = subject.candidate.tensor->shape;
   return shape.size() == kRank && shape[kHeads] == 1 && element_count(shape) > 1 &&
-         all_to_softmax(evidence, subject.candidate.uses, kSteps);
+         all_lead_to(evidence, subject.candidate.uses, kEnds, kBetween, kSteps);
 }
 
 bool is_mask(const Evidence& evidence, const Subject& subject) {
@@ -100,6 +111,73 @@ bool is_mask(const Evidence& evidence, const Subject& subject) {
                       });
                     }) &&
          (forgets || is_of_attention(evidence, subject));
+}
+
+// Zeros and ones that something is multiplied by, that are compared, or taken from one.
+bool is_gate(const Evidence& evidence, const Subject& subject) {
+  static constexpr std::array kEnds{"Mul", "Sub", "Equal", "Greater", "Less"};
+  static constexpr std::array kBetween{"Slice", "Gather", "Cast", "Expand", "Identity", "Unsqueeze", "Squeeze", "Reshape", "Transpose"};
+  constexpr int kSteps = 6;
+  constexpr int64_t kLeast = 64;  // elements: a handful of factors may begin so
+  const Shape& shape = subject.candidate.tensor->shape;
+  if (shape.size() < 2 || element_count(shape) < kLeast || !all_lead_to(evidence, subject.candidate.uses, kEnds, kBetween, kSteps))
+    return false;
+  bool zeros = false, ones = false;
+  const Subject* const of[] = {&subject};
+  return for_blocks(evidence, of,
+                    [&](const auto& values) {
+                      return std::all_of(values[0].begin(), values[0].end(), [&](double value) {
+                        zeros |= value == 0;
+                        ones |= value == 1;
+                        return value == 0 || value == 1;
+                      });
+                    }) &&
+         zeros && ones;
+}
+
+// Rows in which elements that are half a block apart are a sine and a cosine of one angle, times a number.
+struct Pairs {
+  int64_t block;
+  double square = 0;   // of that number
+  bool turns = false;  // an angle is no multiple of a right one
+
+  bool take(std::span<const double> row, double close) {
+    constexpr double kLeast = 0.01;
+    const auto half = static_cast<size_t>(block / 2);
+    for (size_t i = 0; i < row.size(); i += 2 * half) {
+      for (size_t j = i; j < i + half; ++j) {
+        const double a = row[j] * row[j], b = row[j + half] * row[j + half];
+        if (square == 0) square = a + b;
+        if (!(std::abs(a + b - square) <= close * square)) return false;
+        turns |= std::min(a, b) > kLeast * square;
+      }
+    }
+    return true;
+  }
+};
+
+// Pairs in each row but those of zeros (paddings, a class token's): of neighbours, half a row apart, or in a block of the row for each axis
+// of a picture.
+bool is_sinusoidal(const Evidence& evidence, const Subject& subject) {
+  constexpr int64_t kShortest = 4, kFewest = 2;
+  const Shape& shape = subject.candidate.tensor->shape;
+  const int64_t length = shape.back(), rows = element_count(shape) / length;
+  if (length < kShortest || length % 2 != 0 || rows < kFewest) return false;
+  std::vector<Pairs> pairs{{.block = 2}, {.block = length}};
+  for (const int64_t axes : {2, 3}) {
+    if (length % (2 * axes) == 0) pairs.push_back({.block = length / axes});
+  }
+  const int64_t some = std::max<int64_t>(1, kBlock / length);  // rows
+  for (int64_t at = 0; at < rows; at += some) {
+    const std::vector<double> values = read(evidence, subject, at * length, std::min(some, rows - at) * length);
+    for (std::span<const double> rest(values); !rest.empty(); rest = rest.subspan(static_cast<size_t>(length))) {
+      const std::span<const double> row = rest.first(static_cast<size_t>(length));
+      if (std::all_of(row.begin(), row.end(), [](double value) { return value == 0; })) continue;
+      std::erase_if(pairs, [&](Pairs& of) { return !of.take(row, closeness(subject)); });
+      if (pairs.empty()) return false;
+    }
+  }
+  return std::any_of(pairs.begin(), pairs.end(), [](const Pairs& of) { return of.turns; });
 }
 
 // Scaled, too, as long contexts have it.
@@ -180,8 +258,15 @@ Verdicts left_where(const Evidence& evidence, const Undecided& open, const char*
 }  // namespace
 
 Verdicts find_masks(const Evidence& evidence, const Undecided& open) {
-  return left_where(evidence, open, "a mask", kMasks,
-                    [&](const Subject& subject) { return is_elementwise(subject) && is_mask(evidence, subject); });
+  return left_where(evidence, open, "a mask", kMasks, [&](const Subject& subject) {
+    return (is_elementwise(subject) && is_mask(evidence, subject)) || is_gate(evidence, subject);
+  });
+}
+
+Verdicts find_sinusoidal(const Evidence& evidence, const Undecided& open) {
+  return left_where(evidence, open, "sines and cosines of positions", kSinusoidal, [&](const Subject& subject) {
+    return is_elementwise(subject, /*by_position=*/true) && is_sinusoidal(evidence, subject);
+  });
 }
 
 Verdicts find_rotary(const Evidence& evidence, const Undecided& open) {

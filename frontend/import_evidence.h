@@ -80,7 +80,8 @@ Verdicts find_unweighted_constants(const Evidence& evidence, const Undecided& op
 bool is_fresh_weight(const Evidence& evidence, const Subject& subject, double number);
 
 // --- what is in them ---
-Verdicts find_masks(const Evidence& evidence, const Undecided& open);        // zeros and numbers that a softmax forgets
+Verdicts find_masks(const Evidence& evidence, const Undecided& open);        // zeros and numbers that a softmax forgets; zeros and ones
+Verdicts find_sinusoidal(const Evidence& evidence, const Undecided& open);   // sines and cosines of positions in each row
 Verdicts find_rotary(const Evidence& evidence, const Undecided& open);       // cosines and sines of the same angles
 Verdicts find_frequencies(const Evidence& evidence, const Undecided& open);  // 1, r, r^2, …; slopes r, r^2, …
 Verdicts find_slopes(const Evidence& evidence, const Undecided& open);       // each row 0, s, 2s, …

@@ -33,6 +33,7 @@ constexpr Rule kRules[] = {
     find_unweighted_places,  //
     find_unweighted_constants,
     find_masks,        // before the others look at what is in them: most masks are mostly zeros
+    find_sinusoidal,   //
     find_rotary,       //
     find_frequencies,  //
     find_slopes,       //

@@ -8,8 +8,10 @@
 #include <utility>
 
 #include "frontend/import_evidence.h"
+#include "frontend/units.h"
 #include "graph/error.h"
 #include "graph/names.h"
+#include "graph/onnx/reader.h"
 
 namespace ort_train {
 
@@ -25,6 +27,19 @@ std::string_view to_string(Treatment treatment) {
       return "constant";
   }
   return "";
+}
+
+std::string unreached_in_words(const Graph& graph, const std::vector<ValueId>& unreached, std::string_view from) {
+  if (unreached.empty()) return "";
+  constexpr size_t kShown = 4;
+  const std::vector<ValueId> all = graph.parameters();
+  const auto trainable = std::count_if(all.begin(), all.end(), [&](ValueId id) { return graph.value(id).trainable; });
+  std::vector<std::string> names;
+  for (size_t i = 0; i < std::min(unreached.size(), kShown); ++i) names.push_back(onnx::printable(graph.value(unreached[i]).name));
+  return fmt::format("{} of {} tensors {} no influence on {} and {} as {}: {}{}", grouped(static_cast<int64_t>(unreached.size())),
+                     grouped(static_cast<int64_t>(trainable)), unreached.size() == 1 ? "has" : "have", from,
+                     unreached.size() == 1 ? "stays" : "stay", unreached.size() == 1 ? "it is" : "they are", fmt::join(names, ", "),
+                     unreached.size() > kShown ? ", …" : "");
 }
 
 }  // namespace ort_train

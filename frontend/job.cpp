@@ -295,9 +295,12 @@ const Graph& Job::forward_graph(int64_t batch, int64_t length) {
   return found->second;
 }
 
-void Job::note_steps(const Graph& graph) const {
+// What gradients don't get to, or through.
+void Job::note_gradients(const Graph& graph) const {
   std::vector<ValueId> read;  // by losses
   for (const size_t place : passes_.read) read.push_back(graph.outputs.at(place));
+  if (const std::string unreached = unreached_in_words(graph, find_unreached(graph, read), "the loss"); !unreached.empty())
+    note_(unreached);
   const std::vector<NodeId> steps = find_steps(graph, read);
   if (steps.empty()) return;
   note_(fmt::format("{} ({}{}) {}, whose derivative is zero: gradients go around {}",
@@ -334,7 +337,7 @@ Graph Job::make_forward_graph(int64_t batch, int64_t length) {
   optimize_forward(imported.graph, is_first ? first_passes() : passes_);
   if (is_first) {
     products = half_products_of(imported.graph);
-    note_steps(imported.graph);
+    note_gradients(imported.graph);
   }
   for (Weight& weight : weights) {
     if (const ValueId id = imported.graph.find_value(weight.parameter); id != kNone) weight.dtype = imported.graph.value(id).dtype;

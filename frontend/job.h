@@ -120,7 +120,7 @@ class Job {
   Imported import_for(const ImportOptions& import, int64_t length) const;
   void check_and_report_model(const Imported& imported);
   void adopt_model(Imported& imported);
-  void note_steps(const Graph& graph) const;
+  void note_gradients(const Graph& graph) const;
   void settle_types(const Imported& imported);
   void check_dumps() const;
   void check_live_layers(const Graph& forward, int64_t batch) const;

@@ -347,7 +347,8 @@ struct CheckRow {
 struct CheckTensor {
   std::string name, type;  // "float32 [768, 3072]"
   bool trained = false;
-  std::string treatment;  // trained | frozen (by `freeze`) | statistic (of BatchNormalization) | constant
+  std::string
+      treatment;  // trained | frozen (by `freeze`) | statistic (of BatchNormalization) | constant | unreached (no influence on the loss)
   std::string why;
   std::string original;  // names of the exported program's tensors that it was made of, where the file says so and they are others
 };

@@ -193,6 +193,18 @@ std::vector<NodeId> find_steps(const Graph& graph, const std::vector<ValueId>& v
   return steps;
 }
 
+std::vector<ValueId> find_unreached(const Graph& graph, const std::vector<ValueId>& values) {
+  Graph copy = graph;
+  std::vector<Seed> seeds;
+  for (const ValueId id : values) {
+    if (is_floating(graph.value(id).dtype)) seeds.push_back({.value = id});
+  }
+  const auto sums = go_backward(copy, seeds, depends_on_parameters(graph), reaches(graph, values), Stage::backward);
+  std::vector<ValueId> unreached = graph.parameters();
+  std::erase_if(unreached, [&](ValueId id) { return !graph.value(id).trainable || !sums[id].empty(); });
+  return unreached;
+}
+
 std::map<ValueId, std::vector<ValueId>> differentiate_uses(Graph& graph, const std::vector<Seed>& seeds) {
   std::vector<ValueId> losses;
   for (const Seed& seed : seeds) {

@@ -92,7 +92,8 @@ TEST(Check, ListsWhatIsInTheWayAndWhatIsNot) {
   const CheckReport free = check(options);
   EXPECT_TRUE(free.trainable);
   EXPECT_EQ(free.rows[2].hint, "not in the way: the loss reads 'z'");
-  EXPECT_HAS(free.text, "1 of 2 tensors have no influence on 'z' and stay as they are: v");
+  EXPECT_HAS(free.text, "1 of 2 tensors has no influence on 'z' and stays as it is: v");
+  EXPECT_HAS(free.text, "tensors     1 trained, 2 left as they are");
 }
 
 TEST(Check, FindsNodesWithoutGradient) {

@@ -7,6 +7,7 @@
 #include <onnx/checker.h>
 
 #include <algorithm>
+#include <cmath>
 #include <numeric>
 
 #include "frontend/export.h"
@@ -188,6 +189,67 @@ TEST(ImportWeights, WhatIsComputedOfPositionsAloneIsNoWeight) {
   EXPECT_EQ(parameter_names(import("1, 1, 1, 1, 0.8, 0.6, 0, 0.97", mask, "1, 0.1, 0.01, 0.001")), (Names{"cosines", "sines", "w"}));
   EXPECT_EQ(parameter_names(import(cosines, "0, -3e38, -3e38, -3e38, 0, 0, 0.5, -3e38", "1, 0.1, 0.01, 0.001")), (Names{"mask", "w"}));
   EXPECT_EQ(parameter_names(import(cosines, "0, 0, 0, 0, 0, 0, 0, 0", "1, 1, 1, 1")), (Names{"w"}));
+}
+
+// A sine and a cosine of each angle, as torch's tutorials, fairseq and MAE lay them out; looked up or added.
+TEST(ImportWeights, TablesOfPositionsAreNoWeights) {
+  constexpr int64_t kRows = 6, kWidth = 8;
+  const TestFolder folder;
+  const auto parameters = [&](const auto& element, const char* read) {
+    pb::ModelProto model = model_of(fmt::format(R"(<ir_version: 8, opset_import: ["" : 17]>
+      g (float[6, 8] x, int64[6] at) => (float[6, 8] y) {{
+        a = MatMul (x, w)
+        p = {}
+        y = Add (a, p)
+      }})",
+                                                read));
+    std::vector<float> values;
+    for (int64_t row = 0; row < kRows; ++row) {
+      for (int64_t i = 0; i < kWidth; ++i) values.push_back(static_cast<float>(element(row, i)));
+    }
+    *model.mutable_graph()->add_initializer() = tensor_of("w", {8, 8}, counted(64));
+    *model.mutable_graph()->add_initializer() = tensor_of("table", {kRows, kWidth}, values);
+    return parameter_names(import_file(write_model(folder, model)));
+  };
+  const auto angle = [](int64_t row, int64_t pair) { return static_cast<double>(row) / std::pow(100.0, 0.25 * static_cast<double>(pair)); };
+  const auto neighbours = [&](int64_t row, int64_t i) { return i % 2 == 0 ? std::sin(angle(row, i / 2)) : std::cos(angle(row, i / 2)); };
+  const auto halves = [&](int64_t row, int64_t i) {
+    return row == 1 ? 0.0 : i < kWidth / 2 ? std::sin(angle(row, i)) : std::cos(angle(row, i - kWidth / 2));
+  };
+  const auto axes = [&](int64_t row, int64_t i) {
+    const int64_t at = i < kWidth / 2 ? row / 3 : row % 3, pair = i % 4;
+    return row == 0 ? 0.0 : pair < 2 ? std::sin(angle(at, pair)) : std::cos(angle(at, pair - 2));
+  };
+  for (const char* read : {"Identity (table)", "Gather (table, at)"}) {
+    EXPECT_EQ(parameters(neighbours, read), (Names{"w"}));
+    EXPECT_EQ(parameters(halves, read), (Names{"w"}));
+    EXPECT_EQ(parameters(axes, read), (Names{"w"}));
+    EXPECT_EQ(parameters([&](int64_t row, int64_t i) { return neighbours(row, i) + (row == 5 && i == 6 ? 0.01 : 0); }, read),
+              (Names{"w", "table"}));
+    EXPECT_EQ(parameters([](int64_t, int64_t i) { return i % 2; }, read), (Names{"w", "table"})) << "angles of zero alone";
+  }
+}
+
+TEST(ImportWeights, ZerosAndOnesThatMultiplyAreAMask) {
+  const TestFolder folder;
+  const auto parameters = [&](const char* op, float last) {
+    pb::ModelProto model = model_of(fmt::format(R"(<ir_version: 8, opset_import: ["" : 17]>
+      g (float[8, 8] x) => (float[8, 8] y) <int64[2] from = {{0, 0}}, int64[2] to = {{8, 8}}> {{
+        a = MatMul (x, w)
+        m = Slice (mask, from, to)
+        y = {} (a, m)
+      }})",
+                                                op));
+    std::vector<float> values;
+    for (int i = 0; i < 64; ++i) values.push_back(i % 8 <= i / 8 ? 1.0f : 0.0f);
+    values.back() = last;
+    *model.mutable_graph()->add_initializer() = tensor_of("w", {8, 8}, counted(64));
+    *model.mutable_graph()->add_initializer() = tensor_of("mask", {8, 8}, values);
+    return parameter_names(import_file(write_model(folder, model)));
+  };
+  EXPECT_EQ(parameters("Mul", 1), (Names{"w"}));
+  EXPECT_EQ(parameters("Mul", 0.5), (Names{"w", "mask"}));
+  EXPECT_EQ(parameters("Add", 1), (Names{"w", "mask"}));
 }
 
 TEST(ImportWeights, ZerosThatASoftmaxTakesForAllHeadsAreAMask) {

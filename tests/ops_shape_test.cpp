@@ -100,11 +100,16 @@ Tensor evaluated(const std::string& op, const Attributes& attributes, const std:
 }
 
 // d sum(weights * op(x)) / dx
-Tensor gradient_of(const std::string& op, const Attributes& attributes, const Tensor& x, const Tensor& weights) {
+Tensor gradient_of(const std::string& op, const Attributes& attributes, const Tensor& x, const Tensor& weights,
+                   const std::vector<Tensor>& before = {}, const std::vector<Tensor>& behind = {}) {
   Graph graph;
   const ValueId input = graph.add_value({.name = "x", .dtype = x.dtype, .shape = x.shape, .kind = ValueKind::parameter, .trainable = true});
   Builder builder(graph);
-  const ValueId product = builder.emit("Mul", {builder.emit(op, {input}, attributes), builder.constant(weights)});
+  std::vector<ValueId> inputs;
+  for (const Tensor& other : before) inputs.push_back(builder.constant(other));
+  inputs.push_back(input);
+  for (const Tensor& other : behind) inputs.push_back(builder.constant(other));
+  const ValueId product = builder.emit("Mul", {builder.emit(op, inputs, attributes), builder.constant(weights)});
   const ValueId loss =
       builder.emit("ReduceSum", {builder.reshape(product, {weights.size()})}, {{"axes", Ints{0}}, {"keepdims", int64_t{0}}});
   const ValueId gradient = differentiate(graph, loss).at(input);
@@ -312,6 +317,12 @@ TEST(ShapeOps, TiesShareTheGradient) {
   expect_tensor(gradient_of("ReduceMin", last, x, weights), {2, 4}, {1, 0, 0, 0, 2, 2, 2, 2});
   expect_tensor(gradient_of("ReduceProd", last, x, weights), {2, 4}, {18, 6, 6, 9, 0, 0, 0, 0});
   expect_tensor(gradient_of("ReduceL2", last, numbers({2, 2}, {3, 4, 0, 0}), numbers({2}, {5, 5})), {2, 2}, {3, 4, 0, 0});
+  // As torch's scatter_reduce: the data are one of those that share.
+  const Attributes largest{{"axis", int64_t{0}}, {"reduction", std::string("max")}};
+  const Tensor data = numbers({3}, {5, 5, 5}), updates = numbers({5}, {6, 5, 6, 1, 5}), at = integers({0, 1, 0, 1, 1}),
+               factors = numbers({3}, {1, 6, 2});
+  expect_tensor(gradient_of("ScatterElements", largest, data, factors, {}, {at, updates}), {3}, {0, 2, 2});
+  expect_tensor(gradient_of("ScatterElements", largest, updates, factors, {data, at}), {5}, {0.5, 2, 0.5, 0, 2});
 }
 
 TEST(ShapeOps, NanWinsReductionsAndComparisonsWithItAreFalse) {

@@ -1,9 +1,9 @@
 // ScatterElements{axis, reduction} and ScatterND{reduction} (ONNX Scatter-9, ScatterElements-11, ScatterND-11 and later): writing by index.
 // TensorScatter lowers to ScatterElements.
 //
-// y = data with updates put at the indices: reduction none or add. What reduces by mul, max or min are ops of their own,
+// y = data with updates put at the indices: reduction none, add, max or min. What reduces by mul are ops of their own,
 // ScatterElementsReduce and ScatterNDReduce, since they have no gradient. Updates that meet (which ONNX forbids for none) are combined in
-// their order.
+// their order. Where several are the largest (or smallest) of an element, or the data are, too, they share its gradient equally.
 
 #include "exec/ops/scatter.h"
 
@@ -17,16 +17,29 @@ ORT_TRAIN_OPS_BEGIN
 
 namespace {
 
-bool is_differentiable(const std::string& reduction) { return reduction == "none" || reduction == "add"; }
+bool chooses(const std::string& reduction) { return reduction == "max" || reduction == "min"; }
+bool is_differentiable(const std::string& reduction) { return reduction == "none" || reduction == "add" || chooses(reduction); }
 
 template <bool kReducing> void check_reduction(const Attributes& attributes) {
   const std::string reduction = reduction_of(attributes);
-  const bool known = kReducing ? reduction == "mul" || reduction == "max" || reduction == "min" : is_differentiable(reduction);
+  const bool known = kReducing ? reduction == "mul" : is_differentiable(reduction);
   if (!known) throw error(ErrorCode::unsupported, "the reduction '{}' is unknown", reduction);
 }
 
 ValueId zeros_like(GradientBuilder& g, ValueId value) {
   return g.emit("ConstantOfShape", {}, {{"shape", g.shape(value)}, {"value", Tensor(g.dtype(value), {1})}});
+}
+
+// Of max and min. scatter and gather: the op itself, and what reads what it writes.
+void chosen_gradient(const Node& node, GradientBuilder& g, std::string_view scatter, std::string_view gather, Attributes place) {
+  const ValueId data = node.inputs[0], indices = node.inputs[1], updates = node.inputs[2], y = node.outputs[0];
+  const auto are_equal = [&](ValueId a, ValueId b) { return g.cast(g.emit("Equal", {a, b}), g.dtype(y)); };
+  const ValueId of_data = are_equal(data, y), of_updates = are_equal(updates, g.emit(gather, {y, indices}, place));
+  Attributes adding = place;
+  adding.set("reduction", std::string("add"));
+  const ValueId shared = g.emit("Div", {g.output_gradient(0), g.emit(scatter, {of_data, indices, of_updates}, adding)});
+  if (g.wants(0)) g.input_gradient(0, g.emit("Mul", {shared, of_data}));
+  if (g.wants(2)) g.input_gradient(2, g.emit("Mul", {g.emit(gather, {shared, indices}, place), of_updates}));
 }
 
 using Combined = Types<float, double, int64_t, int32_t>;
@@ -76,6 +89,7 @@ template <bool kReducing> std::vector<TensorType> infer_scatter_elements(const I
 void scatter_elements_gradient(const Node& node, GradientBuilder& g) {
   const ValueId dy = g.output_gradient(0), indices = node.inputs[1];
   const Attributes axis{{"axis", node.attributes.get("axis", 0)}};
+  if (chooses(reduction_of(node.attributes))) return chosen_gradient(node, g, "ScatterElements", "GatherElements", axis);
   if (g.wants(0)) {
     const bool adds = reduction_of(node.attributes) == "add";
     g.input_gradient(0, adds ? dy : g.emit("ScatterElements", {dy, indices, zeros_like(g, node.inputs[2])}, axis));
@@ -138,6 +152,7 @@ template <bool kReducing> std::vector<TensorType> infer_scatter_nd(const InferCo
 
 void scatter_nd_gradient(const Node& node, GradientBuilder& g) {
   const ValueId dy = g.output_gradient(0), indices = node.inputs[1];
+  if (chooses(reduction_of(node.attributes))) return chosen_gradient(node, g, "ScatterND", "GatherND", {});
   if (g.wants(0)) {
     const bool adds = reduction_of(node.attributes) == "add";
     g.input_gradient(0, adds ? dy : g.emit("ScatterND", {dy, indices, zeros_like(g, node.inputs[2])}));
@@ -217,7 +232,7 @@ constexpr Kernel kScatterElementsKernel{
 constexpr OpDef kScatterElementsReduce{
     .name = "ScatterElementsReduce",
     .infer = infer_scatter_elements<true>,
-    .no_gradient = "scattering with reduction mul, max or min has no gradient",
+    .no_gradient = "scattering with reduction mul has no gradient",
     .hint = kReducedHint,
     .traits = {.along = along_scatter_elements},
 };
@@ -249,7 +264,7 @@ constexpr Kernel kScatterNDKernel{
 constexpr OpDef kScatterNDReduce{
     .name = "ScatterNDReduce",
     .infer = infer_scatter_nd<true>,
-    .no_gradient = "scattering with reduction mul, max or min has no gradient",
+    .no_gradient = "scattering with reduction mul has no gradient",
     .hint = kReducedHint,
     .traits = {.along = along_scatter_nd},
 };

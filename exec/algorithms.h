@@ -18,6 +18,9 @@ namespace ort_train {
 // Problem, what is to be computed -> the algorithm, both in words of what calls the library.
 using Algorithms = std::map<std::string, std::string>;
 
+// The algorithm of what the libraries have no way to compute.
+inline constexpr const char* kOwnKernels = "kernels of ort-train";
+
 // For several threads.
 class AlgorithmTable {
  public:

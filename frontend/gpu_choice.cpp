@@ -1,5 +1,6 @@
 #include "frontend/gpu_choice.h"
 
+#include <fmt/format.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -47,7 +48,7 @@ void refuse_other_arithmetic() {
   }
 }
 
-DeviceChoice on_gpu(Gpu& gpu, const Options& options, bool halves, int64_t besides, int threads, const Note& note) {
+DeviceChoice on_gpu(Gpu& gpu, const Options& options, bool halves, int64_t kept, int threads, const Note& note) {
   if (const std::string lacking = halves ? gpu.start_cudnn() : std::string(); !lacking.empty())
     note(lacking + "; attention and convolutions run on kernels that compute in float32, which are slower and give other last bits");
   // What there is to measure in: of the budget what isn't taken. (Much less than that is refused behind it.)
@@ -55,8 +56,8 @@ DeviceChoice on_gpu(Gpu& gpu, const Options& options, bool halves, int64_t besid
   const int64_t unused = options.budget > 0 ? options.budget - gpu.taken_bytes() : gpu.free_bytes();
   const int64_t trial = std::max(std::min(unused, gpu.free_bytes() / 2), kLeastTrial);
   const ComputeRates compute = gpu.measure_compute(halves, trial);
-  const int64_t beside = besides + (halves ? kBesideHalves : kBeside),
-                reserve = gpu.taken_bytes() + beside;  // now that libraries are loaded
+  const int64_t beside = halves ? kBesideHalves : kBeside, taken = gpu.taken_bytes();  // now that libraries are loaded
+  const int64_t reserve = kept > 0 ? std::max(kept, taken) : taken + beside;
   const int64_t left = options.budget > 0 ? options.budget - reserve : gpu.free_bytes() - beside - kLeftAlone;
   const Gpu::LinkRates link = gpu.measure_link(options.host_budget > 0 ? std::min(trial, options.host_budget) : trial);
   const GpuFacts& facts = gpu.facts();
@@ -75,6 +76,16 @@ DeviceChoice on_gpu(Gpu& gpu, const Options& options, bool halves, int64_t besid
           .name = facts.name,
           .algorithms = halves ? &gpu.algorithms() : nullptr,
           .makes_products = halves ? gpu.makes_products() : std::string()};
+}
+
+void note_own_kernels(const AlgorithmTable& algorithms, const Note& note) {
+  const Algorithms all = algorithms.all();
+  const auto is_own = [](const auto& choice) { return choice.second == kOwnKernels; };
+  const auto first = std::find_if(all.begin(), all.end(), is_own);
+  if (first == all.end()) return;
+  const auto count = std::count_if(first, all.end(), is_own);
+  note(fmt::format("cuDNN has no way to compute {}{} that always gives the same bits: kernels that compute in float32 do, which are slower",
+                   first->first, count > 1 ? fmt::format(" and {} more", count - 1) : ""));
 }
 
 }  // namespace ort_train

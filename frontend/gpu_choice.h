@@ -17,8 +17,11 @@ int gpu_number(const std::string& device);
 void refuse_other_arithmetic();
 
 // A device on that GPU, which outlives it. Its memory is that of Options::budget less what the process takes there besides, the host's that
-// of Options::host_budget. halves: numbers of 16 bits are multiplied, for which libraries are loaded. besides: bytes that are set aside
-// for these beyond what they mostly take. Throws Error(device).
-DeviceChoice on_gpu(Gpu& gpu, const Options& options, bool halves, int64_t besides, int threads, const Note& note);
+// of Options::host_budget. halves: numbers of 16 bits are multiplied, for which libraries are loaded. kept: the bytes that the
+// process is known to take there besides once all is loaded; 0: as many as it mostly does. Throws Error(device).
+DeviceChoice on_gpu(Gpu& gpu, const Options& options, bool halves, int64_t kept, int threads, const Note& note);
+
+// What was to be computed in 16 bits by the GPU's libraries, which have no way that always gives the same bits.
+void note_own_kernels(const AlgorithmTable& algorithms, const Note& note);
 
 }  // namespace ort_train

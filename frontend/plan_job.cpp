@@ -115,6 +115,7 @@ PlannedJob JobPlanner::on_device() {
   constexpr int64_t kTrial = int64_t{64} << 20;  // bytes that the host computes on to be measured
   DeviceMemories memories = on_.memories;
   made_.reserve = on_.reserve;
+  made_.page = on_.page;
   made_.device = on_.name;
   made_.footprint = {.threads = device_.workers().threads()};
   rates_.measure_processor(kTrial);

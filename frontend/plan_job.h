@@ -36,6 +36,7 @@ struct PlannedJob {
   ProcessFootprint footprint{};
   std::string device{};            // its name, where the program is for one with memory of its own
   int64_t reserve = 0;             // bytes of the budget that aren't the arena's
+  int64_t page = 1;                // bytes that the arena's memory is given out in
   int64_t pinning = 0;             // of these: what the kernel takes to pin the arena; 0 where it isn't pinned
   int64_t rss_after_planning = 0;  // bytes of the process when everything was planned, without the arena
 };

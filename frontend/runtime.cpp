@@ -16,6 +16,7 @@
 #include "frontend/weight_file.h"
 #include "graph/error.h"
 #include "graph/op_def.h"
+#include "graph/rounding.h"
 #include "graph/weight_blocks.h"
 #include "offload/file_range.h"
 
@@ -160,12 +161,13 @@ bool Runtime::open_files(const RunStart& start, const SavedSlots& saved) {
 void Runtime::check_device_memory() const {
   const int64_t used = used_device_bytes(), budget = job_.options.budget;
   if (planned_.discrete_device == nullptr || budget == 0 || used <= budget) return;
-  const int64_t over = used - budget, least = planned_.least.budget + over;
+  const int64_t arena = divided_up(memory_.at(kMemory)->bytes(), planned_.page) * planned_.page, over = used - budget, kept = used - arena,
+                least = planned_.least.budget - planned_.reserve + kept;
   throw LibrariesOverBudget(
       fmt::format("the GPU's memory holds {} bytes with all that the libraries have loaded, {} more than `budget` {}: the smallest budget "
                   "that would do is {} bytes (`budget` {}), if no other process takes memory there meanwhile",
                   grouped(used), grouped(over), budget, grouped(least), least),
-      over);
+      kept);
 }
 
 void Runtime::end_loading() {

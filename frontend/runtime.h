@@ -21,15 +21,15 @@
 
 namespace ort_train {
 
-// What the libraries of a device with memory of its own keep there, once they have loaded all their kernels, is more than was set aside,
-// and the budget is passed by so many bytes.
+// What the process keeps of a device's memory besides the plan's, once libraries have loaded all their kernels, is more than was set aside,
+// and the budget is passed.
 class LibrariesOverBudget : public Error {
  public:
-  LibrariesOverBudget(const std::string& message, int64_t over) : Error(ErrorCode::budget, message), over_(over) {}
-  int64_t over() const { return over_; }
+  LibrariesOverBudget(const std::string& message, int64_t kept) : Error(ErrorCode::budget, message), kept_(kept) {}
+  int64_t kept() const { return kept_; }  // bytes
 
  private:
-  int64_t over_;
+  int64_t kept_;
 };
 
 class Runtime {

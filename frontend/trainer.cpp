@@ -59,7 +59,7 @@ struct Trainer::Impl {
   Workers workers;
   CpuDevice device{workers};
   std::unique_ptr<Gpu> gpu;       // null: the processor
-  int64_t kept_by_libraries = 0;  // bytes of its memory, beyond what a plan sets aside, as a first one has shown
+  int64_t kept_by_libraries = 0;  // bytes of its memory besides a plan's, where they turned out to be more than was set aside
   RunStart start;
   std::optional<Job> job;
   PlannedJob planned;
@@ -93,16 +93,17 @@ void Trainer::Impl::build() {
   if (!options.plan_json.empty()) write_plan_json(*job, planned, report);
   if (!options.plan_svg.empty()) write_plan_svg(*job, planned, rates);
   runtime.emplace(*job, planned, device, note);
+  if (on.algorithms != nullptr) note_own_kernels(*on.algorithms, note);
   loop.emplace(*job, planned, *runtime, report, start, callbacks, stop);
 }
 
-// The first call allocates memory. If the GPU's libraries then hold more than was reserved, plan again with that amount set aside, and
+// The first call allocates memory. If the GPU's libraries then hold more than was reserved, plan again with what they hold set aside, and
 // retry once.
 template <typename Body> auto Trainer::Impl::replanning_once(Body&& body) -> decltype(body()) {
   try {
     return body();
   } catch (const LibrariesOverBudget& late) {
-    kept_by_libraries += late.over();
+    kept_by_libraries = late.kept();
     note("the GPU's libraries keep more memory than was set aside for them: planning once more");
   }
   build();

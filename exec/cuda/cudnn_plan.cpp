@@ -313,12 +313,10 @@ int64_t most_workspace(const ConvolutionProblem& p) {
 
 // --- what there is
 
-constexpr const char* kNoPlan = "kernels of ort-train";  // in a table of algorithms
-
 // The plan of that name; where that is empty the first that is supported, whose name it becomes. Null: there is none.
 std::unique_ptr<Plan> build(cudnnHandle_t handle, std::unique_ptr<graph::Graph> made, int64_t first_bytes, int64_t most_workspace,
                             const std::vector<NumericalNote_t>& unwanted, std::string& name) {
-  if (name == kNoPlan) return nullptr;
+  if (name == kOwnKernels) return nullptr;
   try {
     if (!is_done(made->validate()) || !is_done(made->build_operation_graph(handle)) ||
         !is_done(made->create_execution_plans({cudnn_frontend::HeurMode_t::A})))
@@ -398,12 +396,12 @@ template <class Problem> const CudnnPlan* find(const Problem& problem, std::map<
   const std::string words = describe(problem);
   std::string name = algorithms.find(words).value_or("");
   std::unique_ptr<Plan> plan = build(plans->handle, problem, name);
-  if (plan == nullptr && name.empty()) name = kNoPlan;
+  if (plan == nullptr && name.empty()) name = kOwnKernels;
   if (std::string chosen = algorithms.choose(words, name); chosen != name) {  // a checkpoint's, meanwhile
     name = std::move(chosen);
     plan = build(plans->handle, problem, name);
   }
-  if (plan == nullptr && name != kNoPlan) throw algorithms.refuse(Library::open().name(), words);
+  if (plan == nullptr && name != kOwnKernels) throw algorithms.refuse(Library::open().name(), words);
   return (plans->*kind).emplace(problem, std::move(plan)).first->second.get();
 }
 

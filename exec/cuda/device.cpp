@@ -26,7 +26,8 @@ CudaDevice::CudaDevice(const Program& program, const Gpu& gpu, int threads)
   check(cudaStreamCreateWithFlags(&side_, cudaStreamNonBlocking), "no stream");
   const size_t bytes = std::max<size_t>(instructions_, 1) * sizeof(DataError);
   check(cudaMalloc(&errors_, bytes), "no memory for error words");
-  check(cudaMemset(errors_, 0, bytes), "memory can't be cleared");
+  check(cudaMemsetAsync(errors_, 0, bytes, side_), "memory can't be cleared");
+  check(cudaStreamSynchronize(side_), "memory can't be cleared");
   check(cudaMallocHost(&seen_, bytes), "no pinned memory");
   void* ticket = nullptr;
   check(cudaHostAlloc(&ticket, sizeof(uint32_t), cudaHostAllocMapped | cudaHostAllocPortable), "no pinned memory");
@@ -59,7 +60,10 @@ CudaDevice::~CudaDevice() {
   }
   changed_.notify_all();
   if (host_.joinable()) host_.join();
-  (void)cudaDeviceSynchronize();
+  for (cudaStream_t stream : streams_) {
+    if (stream != nullptr) (void)cudaStreamSynchronize(stream);
+  }
+  if (side_ != nullptr) (void)cudaStreamSynchronize(side_);
   for (const Recording& recording : recordings_) {
     if (recording.graph != nullptr) (void)cudaGraphExecDestroy(recording.graph);
   }
@@ -308,11 +312,13 @@ void CudaDevice::check_errors() {
 }
 
 void CudaDevice::transfer(std::byte* to, const std::byte* from, int64_t bytes) {
+  use();
   check(cudaMemcpyAsync(to, from, static_cast<size_t>(bytes), cudaMemcpyDefault, side_), "a copy can't be made");
   check(cudaStreamSynchronize(side_), "a copy failed");
 }
 
 void CudaDevice::fill(std::byte* at, std::byte value, int64_t bytes) {
+  use();
   check(cudaMemsetAsync(at, static_cast<int>(value), static_cast<size_t>(bytes), side_), "memory can't be filled");
   check(cudaStreamSynchronize(side_), "memory can't be filled");
 }

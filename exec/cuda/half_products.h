@@ -20,6 +20,13 @@
 ORT_TRAIN_OPS_BEGIN
 namespace matmul {
 
+// Of a tensor's element, in bytes.
+inline int64_t alignment_at(int64_t element, DType type) {
+  int64_t bytes = kPlaceAlignment;
+  while (element * size_of(type) % bytes != 0) bytes /= 2;
+  return bytes;
+}
+
 // A matrix as it is stored, and as it is multiplied or made: a copy, or that itself.
 struct HalfMatrix {
   DType stored = DType::float32, type = DType::bfloat16;
@@ -28,11 +35,7 @@ struct HalfMatrix {
   int64_t copy_pitch = 0, at = 0;  // at: of the copy, in bytes from the workspace's beginning
 
   int64_t used_pitch() const { return is_copied ? copy_pitch : pitch; }
-  int64_t alignment() const {  // of its address, as that of its tensor is
-    int64_t bytes = kPlaceAlignment;
-    while (!is_copied && first * size_of(stored) % bytes != 0) bytes /= 2;
-    return bytes;
-  }
+  int64_t alignment() const { return is_copied ? kPlaceAlignment : alignment_at(first, stored); }  // of its address
 };
 
 struct HalfProduct {
@@ -106,6 +109,7 @@ inline std::optional<HalfProduct> half_product(const KernelSpec& spec) {
                .result = p.d.type,
                .alpha = spec.attributes.get("alpha", 1.0f),
                .has_bias = spec.has(2),
+               .bias_alignment = alignment_at(window.y_from, p.d.type),
                .adds = p.adds};
   if (spec.has(2)) p.bias = workspace.tensor(spec.inputs[2], p.d.type);
   p.library_at = workspace.take(cuda::library_limits().product_workspace);

@@ -15,6 +15,7 @@ void check(cudaError_t status, std::string_view what) {
 
 DeviceMemory::DeviceMemory(int64_t bytes) : Memory(bytes) {
   if (bytes == 0) return;
+  check(cudaGetDevice(&device_), "no device is chosen");
   void* data = nullptr;
   const cudaError_t status = cudaMalloc(&data, static_cast<size_t>(bytes));
   if (status == cudaErrorMemoryAllocation) {
@@ -25,11 +26,20 @@ DeviceMemory::DeviceMemory(int64_t bytes) : Memory(bytes) {
   }
   check(status, "no memory");
   data_ = static_cast<std::byte*>(data);
-  check(cudaMemset(data, 0, static_cast<size_t>(bytes)), "memory can't be cleared");
-  check(cudaDeviceSynchronize(), "memory can't be cleared");
+  // On a stream of its own: another trainer may be recording on one of the device's, and must not be waited for.
+  cudaStream_t stream = nullptr;
+  check(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking), "no stream");
+  cudaError_t cleared = cudaMemsetAsync(data, 0, static_cast<size_t>(bytes), stream);
+  if (cleared == cudaSuccess) cleared = cudaStreamSynchronize(stream);
+  (void)cudaStreamDestroy(stream);
+  check(cleared, "memory can't be cleared");
 }
 
-DeviceMemory::~DeviceMemory() { (void)cudaFree(data_); }
+DeviceMemory::~DeviceMemory() {
+  if (data_ == nullptr) return;
+  (void)cudaSetDevice(device_);
+  (void)cudaFree(data_);
+}
 
 PinnedMemory::PinnedMemory(int64_t bytes) : Memory(bytes), arena_(bytes) {
   data_ = arena_.data();

@@ -11,6 +11,9 @@ class DeviceMemory : public Memory {
   // All zeros. Throws Error(budget).
   explicit DeviceMemory(int64_t bytes);
   ~DeviceMemory() override;
+
+ private:
+  int device_ = 0;  // the thread's current one when it was taken
 };
 
 // Mapped, touched, then registered: twice as fast as cudaMallocHost, and of exactly the size.

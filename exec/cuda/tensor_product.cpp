@@ -78,6 +78,8 @@ void check(cublasStatus_t status, std::string_view what) {
 cublasLtHandle_t handle() {
   constexpr int kDevices = 64;
   static std::array<cublasLtHandle_t, kDevices> handles{};
+  static std::mutex mutex;
+  const std::lock_guard lock(mutex);
   int device = 0;
   cuda::check(cudaGetDevice(&device), "no device is chosen");
   cublasLtHandle_t& one = handles.at(static_cast<size_t>(device));
@@ -129,6 +131,7 @@ std::string describe(const TensorProduct& p) {
                   to_string(p.result), p.has_bias ? " + bias" : "", p.adds ? " + sum" : "");
   text += fmt::format(", rows of {}, {} and {} elements, addresses of {}, {} and {} bytes", p.a_pitch, p.b_pitch, p.d_pitch, p.a_alignment,
                       p.b_alignment, p.d_alignment);
+  if (p.has_bias) text += fmt::format(", the bias's of {}", p.bias_alignment);
   if (p.items > 1) text += fmt::format(", {} of them, {}, {} and {} elements apart", p.items, p.a_stride, p.b_stride, p.d_stride);
   return text;
 }
@@ -160,6 +163,8 @@ class Prepared : public PreparedProduct {
     if (p.has_bias) {
       set(CUBLASLT_MATMUL_DESC_EPILOGUE, CUBLASLT_EPILOGUE_BIAS);
       set(CUBLASLT_MATMUL_DESC_BIAS_DATA_TYPE, type_of(p.result));
+      // There will be one. The library takes this address's alignment for the bias's.
+      set(CUBLASLT_MATMUL_DESC_BIAS_POINTER, reinterpret_cast<const void*>(p.bias_alignment));
       has_bias_ = true;
     }
     const std::string problem = describe(p);
@@ -187,7 +192,6 @@ class Prepared : public PreparedProduct {
   // False: there is no such algorithm.
   bool take(const std::string& chosen) {
     if (!read_algorithm(chosen, algorithm_)) return false;
-    if (has_bias_) set(CUBLASLT_MATMUL_DESC_BIAS_POINTER, reinterpret_cast<const void*>(kLibraryAlignment));  // there will be one
     cublasLtMatmulHeuristicResult_t found{};
     const cublasStatus_t status = Library::open().check_algorithm(handle(), product_, b_, a_, d_, d_, &algorithm_, &found);
     return status == CUBLAS_STATUS_SUCCESS && found.state == CUBLAS_STATUS_SUCCESS &&

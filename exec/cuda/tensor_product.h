@@ -29,7 +29,8 @@ struct TensorProduct {
   DType result = DType::float32;                                 // or the operands'
   float alpha = 1;
   bool has_bias = false;  // of the result's type
-  bool adds = false;      // c
+  int64_t bias_alignment = 64;
+  bool adds = false;  // c
 };
 
 class PreparedProduct {

@@ -182,9 +182,9 @@ void remove_checkpoint(const std::string& path) {
   if (remove_with_state(folder_of(path), temporary) && exists(temporary)) rename_file(temporary, path);  // somebody's files are in it
 }
 
-// Keeps `saved`, which is new, and the newest of this run before it. Once there are as many as are kept, all others go: those of earlier
-// runs, and those of this run's later steps, which were skipped as damaged when it was resumed.
-void prune(const std::string& output_dir, const std::string& saved, const RunState& state, size_t kept) {
+// Keeps `saved`, which is new, and the newest of this run before it. Once there are as many as are kept, or the run has ended, all others
+// go: those of earlier runs, and those of this run's later steps, which were skipped as damaged when it was resumed.
+void prune(const std::string& output_dir, const std::string& saved, const RunState& state, size_t kept, bool ends_run) {
   size_t own = 1;
   std::vector<std::string> others;
   for (const auto& [step, path] : find_checkpoints(output_dir)) {
@@ -194,7 +194,7 @@ void prune(const std::string& output_dir, const std::string& saved, const RunSta
     else if (++own > kept)
       remove_checkpoint(path);
   }
-  if (own < kept) return;
+  if (own < kept && !ends_run) return;
   for (const std::string& path : others) remove_checkpoint(path);
 }
 
@@ -279,7 +279,7 @@ void remove_checkpoint_leftovers(const std::string& output_dir) {
 }
 
 std::string save_checkpoint(const std::string& output_dir, const RunState& state, const CheckpointContent& content, size_t kept,
-                            StateFile* slots) {
+                            StateFile* slots, bool ends_run) {
   const std::string path = checkpoint_path_of(output_dir, state.step), temporary = with_prefix(path, kWritten),
                     replaced = with_prefix(path, kReplaced);
   remove_checkpoint_leftovers(output_dir);
@@ -312,7 +312,7 @@ std::string save_checkpoint(const std::string& output_dir, const RunState& state
   }
   if (slots != nullptr) slots->published();
   if (exists(replaced)) remove_with_state(output_dir, replaced);
-  prune(output_dir, path, state, kept);
+  prune(output_dir, path, state, kept, ends_run);
   return path;
 }
 

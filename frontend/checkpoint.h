@@ -88,11 +88,11 @@ struct Loaded {
 
 using Note = std::function<void(const std::string&)>;
 
-// Writes a checkpoint and removes the oldest, so that `kept` of this run remain; those of earlier runs go when this one has as many.
-// Returns the new folder's path. Throws Error(io); what was saved before stays as it is. `slots`: the state file that holds all tensors
-// already, with the slots for `kept` checkpoints; null: they are written out.
+// Writes a checkpoint and removes the oldest, so that `kept` of this run remain; those of earlier runs go when this one has as many, or
+// ends. Returns the new folder's path. Throws Error(io); what was saved before stays as it is. `slots`: the state file that holds all
+// tensors already, with the slots for `kept` checkpoints; null: they are written out.
 std::string save_checkpoint(const std::string& output_dir, const RunState& state, const CheckpointContent& content, size_t kept,
-                            StateFile* slots = nullptr);
+                            StateFile* slots = nullptr, bool ends_run = false);
 
 // Called before the tensors of the checkpoint in `folder` are read, for what they are read into and for content.unchanged. Where they are
 // in a state file, that is `table`'s, found at `path` (else null); true says that the run goes on with this file.

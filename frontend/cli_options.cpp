@@ -25,7 +25,7 @@ constexpr const char* kDescription =
     "  ort-train export MODEL.onnx --adapter FOLDER [options]        add an adapter to the model, write OUTPUT_DIR/model.onnx\n";
 
 constexpr const char* kFooter =
-    "\nExit codes: 0 done, 2 usage, 3 model not supported, 4 budget can't be met, 5 data, 6 input/output, 7 diverged,\n"
+    "\nExit codes: 0 done, 1 internal error, 2 usage, 3 model not supported, 4 budget can't be met, 5 data, 6 input/output, 7 diverged,\n"
     "8 corrupt checkpoint, 9 no usable GPU, or it failed, 129 / 130 / 138 / 143 / 152 interrupted (SIGHUP, SIGINT, SIGUSR1, SIGTERM, "
     "SIGXCPU) and saved.";
 
@@ -290,7 +290,7 @@ void add_options(CLI::App& app, CommandLine& line, Raw& raw) {
       ->group(precision);
   add(precision, "--autocast-list", o.autocast_list,
       "a text file that says of ops, or of nodes by name, whether they run low (in 16 bits), in float32, or follow what they read");
-  app.add_flag("--tf32", o.tf32, "on GPUs that have it")->group(precision);
+  app.add_flag("--tf32", o.tf32, "refused: there are no products of TF32")->group(precision);
 
   constexpr const char* adapters = "Adapters";
   app.add_option("--lora-rank", o.lora_rank, "train small matrices of this rank beside the model's weights, which stay as they are (LoRA)")
@@ -337,8 +337,8 @@ void add_options(CLI::App& app, CommandLine& line, Raw& raw) {
   app.add_option("--max-steps", o.max_steps, "optimizer steps; wins over --num-train-epochs")->group(length);
   add(length, "--num-train-epochs", o.num_train_epochs, "passes over the training data");
   add(length, "--gradient-accumulation-steps", o.gradient_accumulation_steps, "micro-batches in an optimizer step");
-  app.add_option("--eval-steps", o.eval_steps, "evaluate every so many steps and at the end (default: never)")->group(length);
-  app.add_option("--eval-batches", o.eval_batches, "at most so many batches in an evaluation (default: all)")->group(length);
+  app.add_option("--eval-steps", o.eval_steps, "evaluate every N steps and at the end (default: never)")->group(length);
+  app.add_option("--eval-batches", o.eval_batches, "at most N batches in an evaluation (default: all)")->group(length);
   add(length, "--seed", o.seed, "of the order of samples, of Dropout and of stochastic rounding");
 
   constexpr const char* files = "Files";
@@ -351,7 +351,7 @@ void add_options(CLI::App& app, CommandLine& line, Raw& raw) {
                  "auto: as --resume, but start afresh if there is none; or the folder of a checkpoint")
       ->group(files)
       ->type_name("auto|PATH");
-  add(files, "--save-steps", o.save_steps, "write a checkpoint every so many steps, at the end and when stopped (0: not in between)");
+  add(files, "--save-steps", o.save_steps, "write a checkpoint every N steps, at the end and when stopped (0: not in between)");
   app.add_option("--save-total-limit", o.save_total_limit,
                  "checkpoints to keep (default: 2; with weights on a disk 1, because 2 take three slots for each tensor there)")
       ->group(files);

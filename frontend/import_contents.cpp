@@ -138,16 +138,20 @@ bool is_gate(const Evidence& evidence, const Subject& subject) {
 // Rows in which elements that are half a block apart are a sine and a cosine of one angle, times a number.
 struct Pairs {
   int64_t block;
-  double square = 0;   // of that number
-  bool turns = false;  // an angle is no multiple of a right one
+  double square = 0;           // of that number
+  bool turns = false;          // an angle is no multiple of a right one
+  double least = 0, most = 0;  // of the first squares
 
+  bool varies() const { return turns && most - least > 0.01 * square; }
   bool take(std::span<const double> row, double close) {
     constexpr double kLeast = 0.01;
     const auto half = static_cast<size_t>(block / 2);
     for (size_t i = 0; i < row.size(); i += 2 * half) {
       for (size_t j = i; j < i + half; ++j) {
         const double a = row[j] * row[j], b = row[j + half] * row[j + half];
-        if (square == 0) square = a + b;
+        if (square == 0) square = a + b, least = most = a;
+        least = std::min(least, a);
+        most = std::max(most, a);
         if (!(std::abs(a + b - square) <= close * square)) return false;
         turns |= std::min(a, b) > kLeast * square;
       }
@@ -177,7 +181,7 @@ bool is_sinusoidal(const Evidence& evidence, const Subject& subject) {
       if (pairs.empty()) return false;
     }
   }
-  return std::any_of(pairs.begin(), pairs.end(), [](const Pairs& of) { return of.turns; });
+  return std::any_of(pairs.begin(), pairs.end(), [](const Pairs& of) { return of.varies(); });
 }
 
 // Scaled, too, as long contexts have it.

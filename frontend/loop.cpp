@@ -208,7 +208,7 @@ void Loop::save(bool note_it) {
   steps_.apply_deferred();
   StateFile* const slots = runtime_.fill_slots();
   const auto kept = static_cast<size_t>(kept_checkpoints(options_, slots != nullptr));
-  checkpoint_ = save_checkpoint(options_.output_dir, state_, runtime_.content(), kept, slots);
+  checkpoint_ = save_checkpoint(options_.output_dir, state_, runtime_.content(), kept, slots, /*ends_run=*/state_.step == job_.total_steps);
   for (const std::string& text : notes) {
     if (!text.empty()) note(text);
   }

@@ -29,7 +29,6 @@
 
 namespace ort_train {
 
-// Fields have the names and defaults of the command line's options, which follow Hugging Face's Trainer where it has the option.
 // Parameters that are updated with numbers of their own.
 struct ParamGroup {
   std::string pattern{};                 // over names, as in Options::freeze; of several that fit, the first counts
@@ -45,6 +44,7 @@ struct SelectionLimit {
   bool exact = false;  // just as many in each batch; else at most
 };
 
+// Fields have the names and defaults of the command line's options, which follow Hugging Face's Trainer where it has the option.
 struct Options {
   std::string model{};  // path of an ONNX file
   std::string data{};   // .txt, .bin, .npz, .safetensors, or a folder with train and valid of one of these
@@ -68,11 +68,11 @@ struct Options {
   std::map<std::string, std::string> bind{};
   int64_t batch_size = 0;  // 0: as the model or `shapes` fixes it, else 8
   int64_t seq_length = 0;  // 0: as the model, `shapes` or the data fixes it
-  // Of arrays: each batch is cut to the first of these lengths that holds all its samples, by `attention_mask`; the length of the arrays is
-  // one of them. A step of short samples takes less time; which length a batch has depends on the data alone.
+  // With arrays as data: each batch is cut to the first of these lengths that holds all its samples, by `attention_mask`; the length of the
+  // arrays is one of them. A step of short samples takes less time; which length a batch has depends on the data alone.
   std::vector<int64_t> length_buckets{};
 
-  // cpu | cuda | cuda:N, the GPU of that number. Every device gives the same bits in float32.
+  // cpu | cuda | cuda:N, the GPU of that number. Every device gives the same bits in float32, but for some convolutions (docs/gpu.md).
   std::string device = "cpu";
   // Bytes; 0: as much as the job takes, within what the machine and its cgroups have left. On a GPU: of all its memory that this process
   // takes, CUDA's context included.
@@ -127,12 +127,12 @@ struct Options {
   // The same as bf16, and the trained weights of two dimensions and more are bfloat16 themselves: two bytes a parameter less to keep and to
   // stream. What an update leaves is rounded stochastically, by `seed`.
   bool bf16_full = false;
-  bool tf32 = false;       // on GPUs that have it
+  bool tf32 = false;       // refused: there are no products of TF32
   int64_t max_steps = -1;  // if positive, num_train_epochs is ignored
   double num_train_epochs = 3;
   int64_t gradient_accumulation_steps = 1;
-  int64_t eval_steps = 0;         // evaluate every so many steps and at the end; 0: never
-  int64_t eval_batches = 0;       // at most so many batches in an evaluation; 0: all
+  int64_t eval_steps = 0;         // evaluate every N steps and at the end; 0: never
+  int64_t eval_batches = 0;       // at most N batches in an evaluation; 0: all
   double validation_split = 0.1;  // share held out at a single file's end; used if eval_steps > 0
   int64_t save_steps = 500;       // write a checkpoint every so many steps, at the end and when stopped; 0: not in between
   // The number of checkpoints that are kept. 0: two, or one in a streamed run. A streamed run's state file has a slot for each checkpoint
@@ -317,7 +317,7 @@ struct Summary {
   double computing_milliseconds = 0, waiting_milliseconds = 0;  // per step: computing; waiting for the disk
   double predicted_milliseconds = 0;
   int64_t planned_peak_bytes = 0, measured_peak_bytes = 0;  // of the arena
-  // Of a GPU: what this process takes of its memory, as planned and by the driver's count when the run has ended (0: it can't be asked);
+  // On a GPU: what this process takes of its memory, as planned and by the driver's count when the run has ended (0: it can't be asked);
   // pinned memory beside it.
   int64_t planned_device_bytes = 0, measured_device_bytes = 0, planned_host_bytes = 0;
   int64_t rss_peak_bytes = 0, minimum_budget_bytes = 0;
@@ -326,7 +326,7 @@ struct Summary {
   int64_t planned_read_per_step = 0, planned_written_per_step = 0;
   int64_t read_per_step = 0, written_per_step = 0;  // in the last step
   std::string weights_hash;                         // xxh3 of the final parameters in import order, 16 hex digits
-  std::string model_path, checkpoint_path;
+  std::string model_path, checkpoint_path;          // no model is written where the run was stopped: empty
 };
 
 // Called from the thread that called train(). If a callback throws, training ends: a checkpoint is saved, then train() throws that
@@ -377,7 +377,7 @@ struct DeviceChoice;
 class ORT_TRAIN_API Trainer {
  public:
   // Imports the model, makes the plan and checks it. Throws Error: unsupported, budget (it names the smallest that would do), data, io,
-  // usage. The arena's memory is allocated by the first call of train(), evaluate(), sample() or predict().
+  // usage, device. The arena's memory is allocated by the first call of train(), evaluate(), sample() or predict().
   explicit Trainer(const Options& options, Callbacks callbacks = {});
   ~Trainer();
   Trainer(const Trainer&) = delete;
@@ -388,7 +388,8 @@ class ORT_TRAIN_API Trainer {
   // it was refused before the first step (another run has the folder). If reading weights or a step fails, the trainer can't be used any
   // more: later calls say so.
   Summary train();
-  // Mean loss over the held-out data with the current weights; NaN if request_stop() ended it.
+  // Mean loss over the held-out data with the current weights; NaN if request_stop() ended it. Throws Error(usage) where nothing is held
+  // out.
   double evaluate();
   // Whether sample() can be called: the data is a .txt file.
   bool can_sample() const;

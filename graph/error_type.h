@@ -13,7 +13,7 @@
 
 namespace ort_train {
 
-// The values of the first seven are the exit codes of the command line.
+// The values are the exit codes of the command line.
 enum class ErrorCode { usage = 2, unsupported = 3, budget = 4, data = 5, io = 6, diverged = 7, corrupt = 8, device = 9 };
 
 class ORT_TRAIN_API Error : public std::runtime_error {

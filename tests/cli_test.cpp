@@ -520,6 +520,9 @@ TEST_F(CommandLineTest, AnotherToolsCheckpointsSurviveEveryCommand) {
   expect(0, {"--max-steps", "9", "--save-steps", "3", "--overwrite"});
   EXPECT_TRUE(fs::exists(folder / "out/checkpoint-9"));
   EXPECT_FALSE(fs::exists(folder / "out/checkpoint-400"));
+  expect(0, {"--max-steps", "8", "--overwrite"});  // those of earlier runs go at the end, however few there are of this one
+  EXPECT_TRUE(fs::exists(folder / "out/checkpoint-8"));
+  EXPECT_FALSE(fs::exists(folder / "out/checkpoint-9"));
 }
 
 TEST_F(CommandLineTest, ABrokenCheckpointIsSkippedAndNoneLeftIsCorrupt) {

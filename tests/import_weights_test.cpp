@@ -227,6 +227,7 @@ TEST(ImportWeights, TablesOfPositionsAreNoWeights) {
     EXPECT_EQ(parameters([&](int64_t row, int64_t i) { return neighbours(row, i) + (row == 5 && i == 6 ? 0.01 : 0); }, read),
               (Names{"w", "table"}));
     EXPECT_EQ(parameters([](int64_t, int64_t i) { return i % 2; }, read), (Names{"w", "table"})) << "angles of zero alone";
+    EXPECT_EQ(parameters([](int64_t, int64_t i) { return i % 2 == 0 ? 0.6 : 0.8; }, read), (Names{"w", "table"})) << "one angle";
   }
 }
 

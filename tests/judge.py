@@ -35,7 +35,7 @@ def session(path):
 
 
 def evaluating(path):
-    """The model, its BatchNormalization in evaluation mode: ONNX Runtime knows no other."""
+    """The model, its BatchNormalization in evaluation mode: in training mode ONNX Runtime would normalise by each batch."""
     model, changed = onnx.load(path), False
     for node in model.graph.node:
         for attribute in node.attribute:

@@ -61,19 +61,21 @@ class JobPlanner {
   PlannedJob on_device();
 
  private:
-  void settle_reserve(const PlannedCandidate& placed, bool with_disk, bool is_planned = false);
+  void settle_reserve(const PlannedCandidate& placed, bool with_disk);
+  bool gains_by_disk(const PlannedCandidate& in_memory_plan) const;
   Reserve reserve() const;
   int64_t least_for_planning() const { return made_.reserve + planning_bytes(made_.footprint); }
   int64_t takes(const Program& program) const { return made_.reserve + whole_pages(program.memory().bytes); }
   int64_t budget_of_machine(const Program& program, int64_t available) const;
   bool has_room_for(const Program& program) const;
   void limit_to_machine(const Program& in_memory);
-  std::optional<PlannedCandidate> recomputing();
+  std::optional<PlannedCandidate> recomputing(PlannedCandidate& in_memory_plan);
   int64_t on_disk(const Program& program) const { return most_on_disk(disk_need(program, state_slots(options_)), before_, start_); }
   DiskLimits disk_limits(const Program& in_memory) const;
   std::optional<PlannedCandidate> with_disk(const PlannedCandidate& in_memory_plan);
   void settle_pinning(const Program& program);
   void check_peak();
+  void check_resident();
   [[noreturn]] void refuse(const PlannedCandidate& in_memory_plan);
   [[noreturn]] void refuse_disk(int64_t disk_bytes, int64_t memory) const;
   PlannedJob adopt(PlannedCandidate placed);
@@ -101,11 +103,15 @@ PlannedJob JobPlanner::on_processor() {
   made_.least = least_of(takes(program), program, in_memory_plan.of.finished.pointers());
   if (made_.budget == 0) limit_to_machine(program);
   std::optional<PlannedCandidate> other;
-  if (!options_.nvme_path.empty())
+  if (gains_by_disk(in_memory_plan))
     other = with_disk(in_memory_plan);
   else if (options_.recompute == "auto")
-    other = recomputing();
-  if (!is_within_budget()) refuse(in_memory_plan);
+    other = recomputing(in_memory_plan);
+  if (!is_within_budget()) {
+    other.reset();
+    if (in_memory_plan.made.program.entries.empty()) in_memory_plan = search_.all_in_memory();
+    refuse(in_memory_plan);
+  }
   check_peak();
   return adopt(other ? std::move(*other) : std::move(in_memory_plan));
 }
@@ -165,11 +171,12 @@ PlannedJob JobPlanner::adopt(PlannedCandidate placed) {
   const Device& computing = made_.discrete_device ? *made_.discrete_device : device_;
   verify(made_.program, made_.set.graphs(), [&](SpaceKind kind) { return computing.kernels(kind); });
   job_.end_planning();
+  if (!on_.make) check_resident();
   return std::move(made_);
 }
 
-// What the program itself takes, now that kernels are prepared for a first plan, or for the one that is taken.
-void JobPlanner::settle_reserve(const PlannedCandidate& placed, bool with_disk, bool is_planned) {
+// What the program itself takes, now that kernels are prepared for a first plan.
+void JobPlanner::settle_reserve(const PlannedCandidate& placed, bool with_disk) {
   const Program& program = placed.made.program;
   ProcessFootprint& job = made_.footprint;
   job = {.whole_process = options_.budget_is_process,
@@ -190,8 +197,9 @@ void JobPlanner::settle_reserve(const PlannedCandidate& placed, bool with_disk, 
   release_free_heap();
   const ProcessMemory memory = process_memory();
   made_.rss_after_planning = memory.resident;
-  made_.reserve = raised_reserve(
-      made_.reserve, std::max(memory.resident + job.data_bytes, job_.peak.bytes() - whole_pages(program.memory().bytes)), is_planned);
+  made_.reserve =
+      raised_reserve(made_.reserve, std::max(memory.resident + job.data_bytes, job_.peak.bytes() - whole_pages(program.memory().bytes)),
+                     /*is_planned=*/false);
 }
 
 Reserve JobPlanner::reserve() const {
@@ -222,13 +230,16 @@ void JobPlanner::limit_to_machine(const Program& in_memory) {
                     grouped(takes(in_memory)), grouped(available), budget));
 }
 
-std::optional<PlannedCandidate> JobPlanner::recomputing() {
+// Frees the plan in memory where it finds another one; and meanwhile, where the arena to come leaves too little room for two.
+std::optional<PlannedCandidate> JobPlanner::recomputing(PlannedCandidate& in_memory_plan) {
+  constexpr int64_t kAmple = 4;
+  const bool has_room_for_two = whole_pages(in_memory_plan.made.program.memory().bytes) >= kAmple * planning_bytes(made_.footprint);
+  if (!has_room_for_two) in_memory_plan = {};
   std::optional<PlannedCandidate> placed = search_.recomputing(made_.budget, reserve(), made_.least);
+  if (!placed && !has_room_for_two) in_memory_plan = search_.all_in_memory();
   if (!placed) return placed;
-  const Program& program = placed->made.program;
-  const int64_t foreseen = reserve()(placed->of.finished.instructions()) + whole_pages(program.memory().bytes);
-  settle_reserve(*placed, /*with_disk=*/false, /*is_planned=*/true);
-  made_.least.budget += std::max<int64_t>(0, takes(program) - foreseen);  // the process has grown beyond what was foreseen
+  in_memory_plan = {};
+  made_.reserve = reserve()(placed->of.finished.instructions());
   return placed;
 }
 
@@ -244,6 +255,11 @@ DiskLimits JobPlanner::disk_limits(const Program& in_memory) const {
               [this, slots = state_slots(options_), &in_memory](const StreamOutlook& outlook) {
                 return most_on_disk(disk_need(outlook, in_memory, slots), before_, start_);
               }};
+}
+
+// Not where the search for a plan with a disk takes as much memory as all tensors together.
+bool JobPlanner::gains_by_disk(const PlannedCandidate& in_memory_plan) const {
+  return !options_.nvme_path.empty() && planning_bytes(made_.footprint) < whole_pages(in_memory_plan.made.program.memory().bytes);
 }
 
 // A smaller arena, and a disk for the rest, where the budget asks for it. None: nothing asks for it, or the budget is too small.
@@ -320,6 +336,22 @@ void JobPlanner::check_peak() {
   throw error(ErrorCode::budget,
               "importing and planning took {} bytes, more than `budget` {}: the smallest budget that would do is {} bytes (`budget` {})",
               grouped(peak), options_.budget, grouped(enough), enough);
+}
+
+// Nor may what is left of it, of the search in pieces of memory that can't be given back, and the arena be more together.
+void JobPlanner::check_resident() {
+  if (!options_.budget_is_process) return;
+  release_free_heap();
+  made_.rss_after_planning = process_memory().resident;
+  const int64_t raised = raised_reserve(made_.reserve, made_.rss_after_planning + made_.footprint.data_bytes, /*is_planned=*/true);
+  made_.least.budget += raised - made_.reserve;
+  made_.reserve = raised;
+  if (options_.budget == 0 || takes(made_.program) <= options_.budget) return;
+  throw error(ErrorCode::budget,
+              "with the {} bytes that the process takes when all is planned, this job takes {} bytes, more than `budget` {}: the smallest "
+              "budget that would do is {} bytes (`budget` {})",
+              grouped(made_.rss_after_planning), grouped(takes(made_.program)), options_.budget, grouped(made_.least.budget),
+              made_.least.budget);
 }
 
 void JobPlanner::refuse_disk(int64_t disk_bytes, int64_t memory) const {

@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <utility>
 
 #include "exec/pages.h"
 #include "passes/call_both.h"
@@ -17,6 +18,16 @@ constexpr double kClose = 0.998;
 // Memory for keeping several candidates at once, in sizes of the job's graphs; each candidate with its search takes about two. Measured on
 // GPT-2-XL: 15 MB of graphs, plans in 185 MB above the reserve.
 constexpr int64_t kGraphs = 32;
+
+// Before anything is recomputed; of the entries that train, or of all.
+int64_t nodes_of(const EntrySet& set, bool training_alone = false) {
+  int64_t nodes = 0;
+  for (const JobEntry& entry : set.entries) {
+    if (training_alone && entry.built.role.kind != EntryKind::train) continue;
+    nodes += static_cast<int64_t>(entry.built.graph.order().size()) * (entry.joined ? set.strategy.joined_batches : 1);
+  }
+  return nodes;
+}
 
 // Of a candidate.
 std::string name_of(const StepStrategy& strategy, const RecomputeChoice& recompute) {
@@ -42,9 +53,9 @@ DiskSearch::DiskSearch(PlanSearch& entries, const PlannedCandidate& resident, co
       has_room_for_several_(room_ >= kGraphs * graph_bytes(resident.of.finished.instructions())),
       search_(least_search()) {
   constexpr double kAmple = 1.25;  // a refusal is unlikely
-  share_ = static_cast<double>(limits_.budget) / static_cast<double>(search_.candidates.begin()->first);
+  share_ = static_cast<double>(limits_.budget) / static_cast<double>(search_.choices.begin()->first);
   finds_least_meanwhile_ = !fits() && plans_two() && share_ >= kAmple;
-  searched_ = std::async(finds_least_meanwhile_ ? std::launch::async : std::launch::deferred, [this] { return search_.run(); });
+  searched_ = std::async(finds_least_meanwhile_ ? std::launch::async : std::launch::deferred, [this] { return smallest_of(search_); });
 }
 
 bool DiskSearch::fits() const {
@@ -60,14 +71,14 @@ bool DiskSearch::leaves_room_to_pin() const {
 // Where several plans are made at a time, their linear programs share the room.
 Candidate DiskSearch::candidate(const EntrySet& set, const RecomputeChoice& choice, double beat) const {
   constexpr int64_t kSeveral = 8;
-  return entries_.candidate(set, choice, compute_, beat, has_room_for_several_,
-                            std::max<int64_t>(0, has_room_for_several_ ? room_ / kSeveral : room_));
+  const int64_t bytes = has_room_for_several_ ? room_ / kSeveral : room_ - planning_bytes(nodes_of(set));
+  return entries_.candidate(set, choice, compute_, beat, has_room_for_several_, std::max<int64_t>(0, bytes));
 }
 
 const SmallestBudget& DiskSearch::least() {
   if (!least_) {
     least_ = searched_.get();
-    search_.candidates.clear();
+    search_.choices.clear();
   }
   return *least_;
 }
@@ -148,21 +159,19 @@ std::vector<StepStrategy> DiskSearch::strategies() const {
   const EntrySet& first = entries_.first();
   const int64_t most = entries_.options().micro_batches == "horizontal" ? 1 : most_together(first);
   std::vector<StepStrategy> strategies;
+  // All but the first strategy have more instructions, and are planned where memory is left for it.
+  const int64_t batch = nodes_of(first, /*training_alone=*/true);
+  const auto add = [&](const StepStrategy& strategy, int64_t more) {
+    if (planning_bytes(nodes_of(first) + more) <= room_) strategies.push_back(strategy);
+  };
   // An update behind its step waits for the disk; before the next step's uses it hides behind computing.
   if (first.micro_batches == 1) {
-    if (!entries_.options().keeps_gradients && limits_.updates_can_wait_longer) strategies.push_back({Deferral::most, 1});
-    strategies.push_back({Deferral::all, 1});
+    if (!entries_.options().keeps_gradients && limits_.updates_can_wait_longer) add({Deferral::most, 1}, batch);
+    add({Deferral::all, 1}, batch);
   } else {
-    if (most > first.strategy.joined_batches) strategies.push_back({Deferral::none, most});
-    // These are planned where memory is left for it.
-    const auto batch = static_cast<int64_t>(first.entries[0].built.graph.order().size());
-    int64_t instructions = resident_.of.finished.instructions() + most * batch;
-    const auto add_deferred = [&](int64_t joined, int64_t batches) {
-      instructions += batches * batch;
-      if (2 * graph_bytes(instructions) <= limits_.budget - limits_.reserve(0)) strategies.push_back({Deferral::all, joined});
-    };
-    if (first.strategy.joined_batches == 1) add_deferred(1, 1);
-    if (most > 1) add_deferred(most, 1 + 2 * most);
+    if (most > first.strategy.joined_batches) add({Deferral::none, most}, most * batch);
+    if (first.strategy.joined_batches == 1) add({Deferral::all, 1}, batch);
+    if (most > 1) add({Deferral::all, most}, (1 + 3 * most) * batch);
   }
   strategies.push_back(first.strategy);
   return strategies;
@@ -262,33 +271,40 @@ DiskSearch::LeastSearch DiskSearch::least_search() const {
   constexpr double kNear = 1.05;  // with addresses none takes so much more than its floor
   const EntrySet& set = entries_.first();
   const SearchOptions& options = entries_.options();
-  LeastSearch search;
   std::vector<RecomputeChoice> choices{entries_.first_choice()};
   if (options.recompute == "auto") choices = {recompute_mode("none"), recompute_mode("all")};
-  std::vector<Candidate> tried(choices.size());
+  std::vector<std::pair<int64_t, LeastSearch::Of>> found(choices.size());
+  const auto look_at = [&](size_t i) {
+    Candidate of = entries_.candidate(set, choices[i]);
+    const int64_t besides = limits_.reserve(of.finished.instructions());
+    found[i] = {besides + whole_pages(of.planner->least_bytes()),
+                LeastSearch::Of{.recompute = choices[i], .candidate = {}, .besides = besides}};
+    if (has_room_for_several_) found[i].second.candidate = std::move(of);
+  };
   call_both(
-      choices.size() > 1 && plans_two(), [&] { tried.front() = entries_.candidate(set, choices.front()); },
+      choices.size() > 1 && plans_two(), [&] { look_at(0); },
       [&] {
-        if (choices.size() > 1) tried.back() = entries_.candidate(set, choices.back());
+        if (choices.size() > 1) look_at(1);
       });
-  for (Candidate& of : tried) {
-    const int64_t besides = limits_.reserve(of.finished.instructions()), floor = besides + whole_pages(of.planner->least_bytes());
-    search.candidates.emplace(floor, LeastSearch::Of{.candidate = std::move(of), .besides = besides});
-  }
-  const auto most = static_cast<int64_t>(kNear * static_cast<double>(search.candidates.begin()->first));
-  search.candidates.erase(search.candidates.upper_bound(most), search.candidates.end());
+  LeastSearch search;
+  for (auto& [floor, of] : found) search.choices.emplace(floor, std::move(of));
+  const auto most = static_cast<int64_t>(kNear * static_cast<double>(search.choices.begin()->first));
+  search.choices.erase(search.choices.upper_bound(most), search.choices.end());
   return search;
 }
 
-SmallestBudget DiskSearch::LeastSearch::run() const {
+SmallestBudget DiskSearch::smallest_of(const LeastSearch& search) const {
   SmallestBudget smallest{.budget = INT64_MAX};
-  for (const auto& [floor, of] : candidates) {
+  for (const auto& [floor, of] : search.choices) {
     if (floor >= smallest.budget) break;
-    const Program made = of.candidate.planner->streamed(0, ComputeRates{}, StreamRates{}).program;
+    std::optional<Candidate> made_now;
+    if (!of.candidate) made_now = entries_.candidate(entries_.first(), of.recompute);
+    const Candidate& candidate = of.candidate ? *of.candidate : *made_now;
+    const Program made = candidate.planner->streamed(0, ComputeRates{}, StreamRates{}).program;
     const int64_t budget = of.besides + whole_pages(made.memory().bytes);
     if (budget >= smallest.budget) continue;
-    smallest = least_of(budget, made, of.candidate.finished.pointers());
-    smallest.recompute = of.candidate.recompute;
+    smallest = least_of(budget, made, candidate.finished.pointers());
+    smallest.recompute = of.recompute;
   }
   return smallest;
 }

@@ -58,18 +58,21 @@ class DiskSearch {
     std::string problem{};  // a line of the dump; of the one that is taken the whole
     double rank() const;
   };
-  // Refers to nothing that changes.
+  // Refers to nothing that changes, where it has candidates; else they are made one by one, to need no memory at once.
   struct LeastSearch {
     struct Of {
-      Candidate candidate;
+      RecomputeChoice recompute{};
+      std::optional<Candidate> candidate{};
       int64_t besides = 0;  // bytes besides the arena
     };
-    std::multimap<int64_t, Of> candidates{};  // by a budget that is not above what they take
-    SmallestBudget run() const;
+    std::multimap<int64_t, Of> choices{};  // by a budget that is not above what they take
   };
 
   LeastSearch least_search() const;
+  SmallestBudget smallest_of(const LeastSearch& search) const;
   int64_t graph_bytes(int64_t instructions) const { return limits_.reserve(instructions) - limits_.reserve(0); }
+  // What it takes to plan one candidate: its entries and graphs, and the problem and the program that are made of them.
+  int64_t planning_bytes(int64_t instructions) const { return 2 * graph_bytes(instructions); }
   bool plans_two() const { return has_room_for_several_ && entries_.options().threads > 1; }  // at once
   int64_t limit(int64_t instructions) const { return limits_.budget - pinning_ - limits_.reserve(instructions); }
   bool disk_has_room(int64_t bytes) const { return limits_.disk_bytes == 0 || bytes <= limits_.disk_bytes; }

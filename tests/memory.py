@@ -34,7 +34,8 @@ def kept(batch, *more):
 
 @pytest.fixture(scope="module")
 def made(tmp_path_factory):
-    """Models whose weights are large: wide.onnx, and external.onnx, the same with external data; arrays.npz, compressed, and arrays.safetensors."""
+    """Models whose weights are large: wide.onnx, and external.onnx, the same with external data; deep.onnx, in which planning takes more than
+    tensors do; arrays.npz, compressed, and arrays.safetensors."""
     folder = tmp_path_factory.mktemp("made")
     random = np.random.default_rng(1)
     names, shapes = ["w1", "b1", "w2"], [(1024, 12288), (12288,), (12288, 1024)]
@@ -49,6 +50,17 @@ def made(tmp_path_factory):
     onnx.save(model, folder / "external.onnx", save_as_external_data=True, location="external.data")
     x = random.standard_normal((64, 1024), np.float32)
     np.savez(folder / "small.npz", x=x, labels=x[:, ::-1])
+    layers, width = 200, 128
+    weights = [helper.make_tensor(f"w{i}", TensorProto.FLOAT, (width, width), random.standard_normal((width, width), np.float32) / 12, raw=True)
+               for i in range(layers)]
+    nodes = [node for i in range(layers) for node in (helper.make_node("MatMul", [f"x{i}", f"w{i}"], [f"y{i}"]),
+                                                      helper.make_node("Tanh", [f"y{i}"], [f"x{i + 1}"]))]
+    value = [helper.make_tensor_value_info(name, TensorProto.FLOAT, ["batch", width]) for name in ("x0", f"x{layers}")]
+    model = helper.make_model(helper.make_graph(nodes, "deep", value[:1], value[1:], weights), opset_imports=[helper.make_opsetid("", 18)])
+    model.ir_version = 10
+    onnx.save(model, folder / "deep.onnx")
+    x = random.standard_normal((64, width), np.float32)
+    np.savez(folder / "narrow.npz", x0=x, labels=x[:, ::-1])
     zeros = np.zeros((12000, 1024), np.float32)
     zeros[::100] = 1
     np.savez_compressed(folder / "packed.npz", x=zeros, labels=zeros)  # 98 MB unpacked
@@ -66,6 +78,7 @@ def streamed(made, job, *more):
 
 SGD = ["--optim", "sgd", "--learning-rate", 1e-3]
 VERTICAL = ["--gradient-accumulation-steps", 2, "--micro-batches", "vertical"]
+DEEP = ["--gradient-accumulation-steps", 3, "--eval-steps", 1, "--validation-split", 0.2]
 JOBS = {
     "200 MB": (200, lambda made: kept(24)),
     "600 MB": (560, lambda made: kept(64)),
@@ -84,6 +97,8 @@ JOBS = {
     "compressed data": (200, lambda made: wide(made, "wide.onnx", "packed.npz", *SGD)),
     "a small one": (0, lambda made: [GOLDEN / "gpt2-dynamo-20-folded.onnx", "--data", GOLDEN / "gpt2-dynamo-20-folded.data.safetensors",
                                      "--num-train-epochs", 30]),
+    "deep": (0, lambda made: wide(made, "deep.onnx", "narrow.npz", *DEEP, *SGD)),
+    "streamed, deep": (5, lambda made: streamed(made, wide(made, "deep.onnx", "narrow.npz", *DEEP))),
     "streamed, vertical": (20, lambda made: streamed(made, kept(24), *VERTICAL, "--sample-length", 0)),
     "streamed, external": (20, lambda made: streamed(made, wide(made, "external.onnx", "small.npz"), "--save-steps", 1)),
     "streamed, vertical, external": (

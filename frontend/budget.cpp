@@ -41,8 +41,8 @@ int64_t planning_bytes(const ProcessFootprint& footprint) {
   return footprint.whole_process ? whole(kInstruction * footprint.instructions, kMB) : 0;
 }
 
-int64_t raised_reserve(int64_t reserve, int64_t resident, bool is_planned) {
-  const int64_t expected = resident + (is_planned ? 2 : 4) * kMB;
+int64_t raised_reserve(int64_t reserve, int64_t resident) {
+  const int64_t expected = resident + 4 * kMB;
   return expected <= reserve ? reserve : whole(expected, 4 * kMB);
 }
 

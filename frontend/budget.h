@@ -27,12 +27,12 @@ struct ProcessFootprint {
 
 int64_t reserve_for(const ProcessFootprint& footprint);
 // What the search for a plan with a disk takes beside that, while the arena isn't there yet: no budget of a whole process may leave less
-// for the arena. (Other searches make one plan at a time, which the reserve has room for.)
+// for the arena. (Where there is little room, other searches make one plan at a time, which the reserve has room for.)
 int64_t planning_bytes(const ProcessFootprint& footprint);
-// The reserve, raised if the process is already larger than it allows. `resident` is without the arena. What is yet to come is more
-// before there is a plan: pages of code come in pieces of a size that the kernel chooses, so that two runs differ by 1 MB, and a job at
-// the smallest budget that another run has named must still fit.
-int64_t raised_reserve(int64_t reserve, int64_t resident, bool is_planned);
+// The reserve, raised if the process is already larger than it allows. `resident` is without the arena. Pages of code come in pieces of a
+// size that the kernel chooses, so that two runs differ by 1 MB, and a job at the smallest budget that another run has named must still
+// fit.
+int64_t raised_reserve(int64_t reserve, int64_t resident);
 // The budget for a process that has taken so much before its arena is there.
 int64_t budget_above(int64_t peak);
 

@@ -130,6 +130,7 @@ class Check {
     if (!options_.base_target.empty()) choose_base(model_, options_, passes);  // refuses what fits nothing
     if (const AdapterSettings adapting = adapter_settings(options_); adapting.is_on())
       model_.info.notes.push_back(adapters_note(model_, adapt(model_, adapting, passes), adapting));
+    find_unreached_parameters();  // those of adapters
     const std::vector<ParameterGroup> groups = assign_groups(model_, options_);
     report_.groups = describe_groups(model_.graph, groups, options_.learning_rate, options_.weight_decay);
     for (const OpenDimension& dimension : open) {
@@ -213,14 +214,19 @@ class Check {
         if (listed.insert(blocker.node).second) add_row({describe_node(blocker.node), blocker.reason, blocker.hint, is_loss});
       }
     };
-    for (ValueId id : graph.outputs) {
-      if (is_read(graph, id)) read_.push_back(id);
-    }
+    find_unreached_parameters();
     add_rows(read_, true);  // first: what stands in the losses' way blocks
     for (ValueId id : graph.outputs) {
       if (!is_read(graph, id)) add_rows({id}, false);
     }
-    unreached_ = find_unreached(graph, read_);
+  }
+
+  void find_unreached_parameters() {
+    read_.clear();
+    for (ValueId id : model_.graph.outputs) {
+      if (is_read(model_.graph, id)) read_.push_back(id);
+    }
+    unreached_ = find_unreached(model_.graph, read_);
   }
 
   int64_t blocking_rows() const {

@@ -84,8 +84,8 @@ void note_own_kernels(const AlgorithmTable& algorithms, const Note& note) {
   const auto first = std::find_if(all.begin(), all.end(), is_own);
   if (first == all.end()) return;
   const auto count = std::count_if(first, all.end(), is_own);
-  note(fmt::format("cuDNN has no way to compute {}{} that always gives the same bits: kernels that compute in float32 do, which are slower",
-                   first->first, count > 1 ? fmt::format(" and {} more", count - 1) : ""));
+  note(fmt::format("cuDNN has no deterministic algorithm for {}{}: slower kernels of ort-train compute it, in float32", first->first,
+                   count > 1 ? fmt::format(" (and {} more)", count - 1) : ""));
 }
 
 }  // namespace ort_train

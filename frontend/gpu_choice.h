@@ -21,7 +21,7 @@ void refuse_other_arithmetic();
 // process is known to take there besides once all is loaded; 0: as many as it mostly does. Throws Error(device).
 DeviceChoice on_gpu(Gpu& gpu, const Options& options, bool halves, int64_t kept, int threads, const Note& note);
 
-// What was to be computed in 16 bits by the GPU's libraries, which have no way that always gives the same bits.
+// Notes which problems of 16 bits cuDNN has no deterministic algorithm for.
 void note_own_kernels(const AlgorithmTable& algorithms, const Note& note);
 
 }  // namespace ort_train

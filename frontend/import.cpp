@@ -227,6 +227,27 @@ std::set<std::string> reads_of(const onnx::NodeDef& node) {
   return names;
 }
 
+// What live BatchNormalization changes is read by nothing else: as a frozen weight it would change with each batch.
+void find_shared_statistics(const Graph& graph, std::vector<Obstacle>& obstacles) {
+  const auto readers = graph.readers();
+  for (const NodeId id : graph.order()) {
+    const Node& node = graph.node(id);
+    if (node.op->name != "RunningStatistics") continue;
+    for (size_t i = 0; i < node.outputs.size(); ++i) {
+      for (const NodeId reader : readers[node.inputs[i]]) {
+        const Node& other = graph.node(reader);
+        if (reader == id || (other.name == node.name && other.op->name == "Mul"))
+          continue;  // a Mul of it makes an output of the file's node
+        obstacles.push_back(
+            {.node = describe(graph, id),
+             .reason = fmt::format("its running statistic '{}' is read by {} as well: the exporter has merged equal tensors",
+                                   graph.value(node.inputs[i]).name, describe(graph, reader)),
+             .hint = "`untie` gives each use of a merged tensor one of its own; `batch_norm` chooses what is live"});
+      }
+    }
+  }
+}
+
 }  // namespace importing
 
 void place_added(ModelInfo& model, int64_t limit) {
@@ -311,6 +332,7 @@ Imported import_model(const std::string& path, const ImportOptions& options, Wor
     }
     const std::vector<bool> unknown = remove_unknown(result.graph, walk.placeholders);
     add_outputs(result.graph, model.graph.outputs, walk, unknown);
+    find_shared_statistics(result.graph, result.obstacles);
     for (std::string& note : result.info.notes) note = onnx::printable(std::move(note));
   } catch (const Error& e) {
     throw error(e.code(), "'{}': {}", path, onnx::printable(e.what()));

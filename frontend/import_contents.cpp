@@ -113,9 +113,9 @@ bool is_mask(const Evidence& evidence, const Subject& subject) {
          (forgets || is_of_attention(evidence, subject));
 }
 
-// Zeros and ones that something is multiplied by, that are compared, or taken from one.
+// Zeros and ones that something is multiplied by, that are compared, or taken from a constant.
 bool is_gate(const Evidence& evidence, const Subject& subject) {
-  static constexpr std::array kEnds{"Mul", "Sub", "Equal", "Greater", "Less"};
+  static constexpr std::array kEnds{"Mul", "Equal", "Greater", "Less"};
   static constexpr std::array kBetween{"Slice", "Gather", "Cast", "Expand", "Identity", "Unsqueeze", "Squeeze", "Reshape", "Transpose"};
   constexpr int kSteps = 6;
   constexpr int64_t kLeast = 64;  // elements: a handful of factors may begin so
@@ -149,6 +149,7 @@ struct Pairs {
     for (size_t i = 0; i < row.size(); i += 2 * half) {
       for (size_t j = i; j < i + half; ++j) {
         const double a = row[j] * row[j], b = row[j + half] * row[j + half];
+        if (a + b == 0) return false;
         if (square == 0) square = a + b, least = most = a;
         least = std::min(least, a);
         most = std::max(most, a);
@@ -163,10 +164,10 @@ struct Pairs {
 // Pairs in each row but those of zeros (paddings, a class token's): of neighbours, half a row apart, or in a block of the row for each axis
 // of a picture.
 bool is_sinusoidal(const Evidence& evidence, const Subject& subject) {
-  constexpr int64_t kShortest = 4, kFewest = 2;
+  constexpr int64_t kShortest = 4, kFewest = 2, kLeast = 32;  // elements
   const Shape& shape = subject.candidate.tensor->shape;
   const int64_t length = shape.back(), rows = element_count(shape) / length;
-  if (length < kShortest || length % 2 != 0 || rows < kFewest) return false;
+  if (length < kShortest || length % 2 != 0 || rows < kFewest || rows * length < kLeast) return false;
   std::vector<Pairs> pairs{{.block = 2}, {.block = length}};
   for (const int64_t axes : {2, 3}) {
     if (length % (2 * axes) == 0) pairs.push_back({.block = length / axes});

@@ -107,13 +107,11 @@ PlannedJob JobPlanner::on_processor() {
     other = with_disk(in_memory_plan);
   else if (options_.recompute == "auto")
     other = recomputing(in_memory_plan);
-  if (!is_within_budget()) {
-    other.reset();
-    if (in_memory_plan.made.program.entries.empty()) in_memory_plan = search_.all_in_memory();
-    refuse(in_memory_plan);
-  }
+  if (!is_within_budget()) refuse(in_memory_plan);
   check_peak();
-  return adopt(other ? std::move(*other) : std::move(in_memory_plan));
+  if (!other) return adopt(std::move(in_memory_plan));
+  in_memory_plan = {};
+  return adopt(std::move(*other));
 }
 
 // On a device with memory of its own, the host's and, with a disk, a file.
@@ -198,8 +196,7 @@ void JobPlanner::settle_reserve(const PlannedCandidate& placed, bool with_disk) 
   const ProcessMemory memory = process_memory();
   made_.rss_after_planning = memory.resident;
   made_.reserve =
-      raised_reserve(made_.reserve, std::max(memory.resident + job.data_bytes, job_.peak.bytes() - whole_pages(program.memory().bytes)),
-                     /*is_planned=*/false);
+      raised_reserve(made_.reserve, std::max(memory.resident + job.data_bytes, job_.peak.bytes() - whole_pages(program.memory().bytes)));
 }
 
 Reserve JobPlanner::reserve() const {
@@ -230,10 +227,12 @@ void JobPlanner::limit_to_machine(const Program& in_memory) {
                     grouped(takes(in_memory)), grouped(available), budget));
 }
 
-// Frees the plan in memory where it finds another one; and meanwhile, where the arena to come leaves too little room for two.
+// Frees the plan in memory where it finds another one. Where there is no room for two plans, frees it during the search, too.
 std::optional<PlannedCandidate> JobPlanner::recomputing(PlannedCandidate& in_memory_plan) {
   constexpr int64_t kAmple = 4;
-  const bool has_room_for_two = whole_pages(in_memory_plan.made.program.memory().bytes) >= kAmple * planning_bytes(made_.footprint);
+  int64_t room = whole_pages(in_memory_plan.made.program.memory().bytes);  // the arena's, which isn't there yet
+  if (made_.budget > 0) room = std::min(room, made_.budget - made_.reserve);
+  const bool has_room_for_two = room >= kAmple * planning_bytes(made_.footprint);
   if (!has_room_for_two) in_memory_plan = {};
   std::optional<PlannedCandidate> placed = search_.recomputing(made_.budget, reserve(), made_.least);
   if (!placed && !has_room_for_two) in_memory_plan = search_.all_in_memory();
@@ -315,7 +314,8 @@ void JobPlanner::refuse(const PlannedCandidate& in_memory_plan) {
   if (options_.nvme_path.empty()) {  // as it would be found with one
     settle_reserve(in_memory_plan, /*with_disk=*/true);
     const DiskLimits limits = disk_limits(in_memory_plan.made.program);
-    const int64_t with_disk = std::max(DiskSearch(search_, in_memory_plan, limits).least().budget, least_for_planning());
+    int64_t with_disk = std::max(DiskSearch(search_, in_memory_plan, limits).least().budget, least_for_planning());
+    if (taken > with_disk) with_disk = budget_above(taken);
     if (with_disk < least.budget) more = fmt::format("; with `nvme_path` on a disk, {} (`budget` {})", grouped(with_disk), with_disk);
   }
   throw error(ErrorCode::budget,
@@ -338,20 +338,19 @@ void JobPlanner::check_peak() {
               grouped(peak), options_.budget, grouped(enough), enough);
 }
 
-// Nor may what is left of it, of the search in pieces of memory that can't be given back, and the arena be more together.
+// What the process still holds after planning, and the arena, mustn't pass the budget together: the reserve has room for that, unless the
+// search has left more in pieces of memory that can't be given back.
 void JobPlanner::check_resident() {
   if (!options_.budget_is_process) return;
   release_free_heap();
   made_.rss_after_planning = process_memory().resident;
-  const int64_t raised = raised_reserve(made_.reserve, made_.rss_after_planning + made_.footprint.data_bytes, /*is_planned=*/true);
-  made_.least.budget += raised - made_.reserve;
-  made_.reserve = raised;
-  if (options_.budget == 0 || takes(made_.program) <= options_.budget) return;
-  throw error(ErrorCode::budget,
-              "with the {} bytes that the process takes when all is planned, this job takes {} bytes, more than `budget` {}: the smallest "
-              "budget that would do is {} bytes (`budget` {})",
-              grouped(made_.rss_after_planning), grouped(takes(made_.program)), options_.budget, grouped(made_.least.budget),
-              made_.least.budget);
+  const int64_t together = made_.rss_after_planning + whole_pages(made_.program.memory().bytes);
+  if (options_.budget == 0 || together <= options_.budget) return;
+  const int64_t enough = budget_above(together);
+  throw error(
+      ErrorCode::budget,
+      "after planning the process holds {} bytes, which with the arena are {}, more than `budget` {}: {} bytes would do (`budget` {})",
+      grouped(made_.rss_after_planning), grouped(together), options_.budget, grouped(enough), enough);
 }
 
 void JobPlanner::refuse_disk(int64_t disk_bytes, int64_t memory) const {

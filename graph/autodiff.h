@@ -42,7 +42,7 @@ struct Blocker {
 std::vector<Blocker> find_blockers(const Graph& graph, const std::vector<ValueId>& values);
 // All step functions that lie there.
 std::vector<NodeId> find_steps(const Graph& graph, const std::vector<ValueId>& values);
-// The trainable parameters that no gradient reaches from any of `values`, past no node without one.
+// The trainable parameters that no gradient reaches from any of `values`; it goes through no node without a gradient.
 std::vector<ValueId> find_unreached(const Graph& graph, const std::vector<ValueId>& values);
 
 }  // namespace ort_train

@@ -71,7 +71,7 @@ bool DiskSearch::leaves_room_to_pin() const {
 // Where several plans are made at a time, their linear programs share the room.
 Candidate DiskSearch::candidate(const EntrySet& set, const RecomputeChoice& choice, double beat) const {
   constexpr int64_t kSeveral = 8;
-  const int64_t bytes = has_room_for_several_ ? room_ / kSeveral : room_ - planning_bytes(nodes_of(set));
+  const int64_t bytes = has_room_for_several_ ? room_ / kSeveral : room_ - bytes_to_plan(nodes_of(set), &set == &entries_.first());
   return entries_.candidate(set, choice, compute_, beat, has_room_for_several_, std::max<int64_t>(0, bytes));
 }
 
@@ -162,7 +162,7 @@ std::vector<StepStrategy> DiskSearch::strategies() const {
   // All but the first strategy have more instructions, and are planned where memory is left for it.
   const int64_t batch = nodes_of(first, /*training_alone=*/true);
   const auto add = [&](const StepStrategy& strategy, int64_t more) {
-    if (planning_bytes(nodes_of(first) + more) <= room_) strategies.push_back(strategy);
+    if (bytes_to_plan(nodes_of(first) + more, /*is_first=*/false) <= room_) strategies.push_back(strategy);
   };
   // An update behind its step waits for the disk; before the next step's uses it hides behind computing.
   if (first.micro_batches == 1) {

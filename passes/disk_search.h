@@ -58,7 +58,7 @@ class DiskSearch {
     std::string problem{};  // a line of the dump; of the one that is taken the whole
     double rank() const;
   };
-  // Refers to nothing that changes, where it has candidates; else they are made one by one, to need no memory at once.
+  // Refers to nothing that changes, where it has candidates; else they are made one by one, so that only one is in memory at a time.
   struct LeastSearch {
     struct Of {
       RecomputeChoice recompute{};
@@ -71,8 +71,9 @@ class DiskSearch {
   LeastSearch least_search() const;
   SmallestBudget smallest_of(const LeastSearch& search) const;
   int64_t graph_bytes(int64_t instructions) const { return limits_.reserve(instructions) - limits_.reserve(0); }
-  // What it takes to plan one candidate: its entries and graphs, and the problem and the program that are made of them.
-  int64_t planning_bytes(int64_t instructions) const { return 2 * graph_bytes(instructions); }
+  // What planning one candidate takes beside the reserve: its graphs, and the problem and the program that are made of them; if it isn't of
+  // the first strategy, its entries, too. By its nodes before anything is recomputed.
+  int64_t bytes_to_plan(int64_t nodes, bool is_first) const { return (is_first ? 1 : 2) * graph_bytes(nodes); }
   bool plans_two() const { return has_room_for_several_ && entries_.options().threads > 1; }  // at once
   int64_t limit(int64_t instructions) const { return limits_.budget - pinning_ - limits_.reserve(instructions); }
   bool disk_has_room(int64_t bytes) const { return limits_.disk_bytes == 0 || bytes <= limits_.disk_bytes; }

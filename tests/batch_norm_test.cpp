@@ -148,6 +148,15 @@ TEST_F(BatchNorm, MergedTensorsAreRefusedOrUntied) {
     <float[2] s = {1, 2}, float[2] b = {0, 1}, float[2] m = {1, 1}> { y = BatchNormalization (x, s, b, m, m) })";
   EXPECT_EQ(obstacle(same), "");
   EXPECT_HAS(obstacle(same, {.batch_norm = "live"}), "'m' is its running mean and its running variance");
+  for (const char* nodes :
+       {"[norm] y = BatchNormalization (x, s, both, both, v)", "h = Add (x, both)\n [norm] y = BatchNormalization (h, s, b, both, v)",
+        "[norm] h = BatchNormalization (x, s, b, both, v)\n y = Add (h, both)"}) {
+    const std::string frozen = fmt::format(R"(<ir_version: 8, opset_import: ["" : 17]> g (float[batch, 2] x) => (float[batch, 2] y)
+      <float[2] s = {{1, 2}}, float[2] b = {{0, 1}}, float[2] both = {{0, 0.5}}, float[2] v = {{5, 6}}> {{ {} }})",
+                                           nodes);
+    EXPECT_EQ(obstacle(frozen, {.batch_norm = "frozen", .freeze = {"both"}}), "") << nodes;
+    EXPECT_HAS(obstacle(frozen, {.batch_norm = "live", .freeze = {"both"}}), "its running statistic 'both' is read by ");
+  }
 }
 
 TEST_F(BatchNorm, ALayerBehindAnObstacleIsKnown) {

@@ -1,5 +1,7 @@
 #include "exec/cuda/memory.h"
 
+#include <utility>
+
 #include "exec/cuda/status.h"
 #include "graph/error.h"
 
@@ -28,11 +30,14 @@ DeviceMemory::DeviceMemory(int64_t bytes) : Memory(bytes) {
   data_ = static_cast<std::byte*>(data);
   // On a stream of its own: another trainer may be recording on one of the device's, and must not be waited for.
   cudaStream_t stream = nullptr;
-  check(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking), "no stream");
-  cudaError_t cleared = cudaMemsetAsync(data, 0, static_cast<size_t>(bytes), stream);
+  cudaError_t cleared = cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking);
+  if (cleared == cudaSuccess) cleared = cudaMemsetAsync(data, 0, static_cast<size_t>(bytes), stream);
   if (cleared == cudaSuccess) cleared = cudaStreamSynchronize(stream);
-  (void)cudaStreamDestroy(stream);
-  check(cleared, "memory can't be cleared");
+  if (stream != nullptr) (void)cudaStreamDestroy(stream);
+  if (cleared != cudaSuccess) {
+    (void)cudaFree(std::exchange(data_, nullptr));
+    check(cleared, "memory can't be cleared");
+  }
 }
 
 DeviceMemory::~DeviceMemory() {

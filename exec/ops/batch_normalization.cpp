@@ -445,15 +445,13 @@ ValueId normalize_by_computed(Lowering& l, ValueId x, const ValueId (&statistics
   return l.emit("Add", {l.emit("Mul", {centered, by_channel(l, factor, shape)}), by_channel(l, l.input(2), shape)});
 }
 
-// Running statistics are no trained weights, and those that change are one layer's, read by nothing else, and kept.
+// Running statistics are no trained weights, and those that change are one layer's and kept. (That nothing else reads them is for the
+// importer to see.)
 void check_kept(Lowering& l, const ValueId (&running)[2], bool live) {
-  const auto refuse_merged = [&](ValueId value, std::string_view what) {
-    l.fail(fmt::format("its running statistic '{}' is {} as well: the exporter has merged equal tensors", l.value(value).name, what));
-  };
   for (const ValueId value : running) {
     const Value& statistic = l.value(value);
-    if (statistic.kind == ValueKind::parameter && statistic.trainable) refuse_merged(value, "a trained weight");
-    if (live && (value == l.input(1) || value == l.input(2))) refuse_merged(value, "its scale or bias");
+    if (statistic.kind == ValueKind::parameter && statistic.trainable)
+      l.fail(fmt::format("its running statistic '{}' is a trained weight as well: the exporter has merged equal tensors", statistic.name));
     if (live && statistic.kind != ValueKind::parameter)
       l.fail("its running statistics are no initializers, so live ones have no place to be kept");
     for (NodeId id : l.graph().order()) {
@@ -461,15 +459,6 @@ void check_kept(Lowering& l, const ValueId (&running)[2], bool live) {
       const bool changes = other.op->name == "RunningStatistics";
       if (reads(other, value) && (changes || (live && other.op->name == "BatchNormalization")))
         l.fail(fmt::format("shares the running statistic '{}' with '{}', and one of the two is live", statistic.name, other.name));
-      if (live && reads(other, value)) refuse_merged(value, fmt::format("read by '{}'", other.name));
-    }
-  }
-  for (NodeId id : l.graph().order()) {
-    const Node& other = l.graph().node(id);
-    for (const ValueId value : {l.input(1), l.input(2)}) {
-      if (other.op->name == "RunningStatistics" && reads(other, value))
-        l.fail(fmt::format("its scale or bias '{}' is a running statistic of '{}' as well: the exporter has merged equal tensors",
-                           l.value(value).name, other.name));
     }
   }
 }

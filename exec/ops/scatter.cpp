@@ -1,8 +1,8 @@
 // ScatterElements{axis, reduction} and ScatterND{reduction} (ONNX Scatter-9, ScatterElements-11, ScatterND-11 and later): writing by index.
 // TensorScatter lowers to ScatterElements.
 //
-// y = data with updates put at the indices: reduction none, add, max or min. What reduces by mul are ops of their own,
-// ScatterElementsReduce and ScatterNDReduce, since they have no gradient. Updates that meet (which ONNX forbids for none) are combined in
+// y = data with updates put at the indices: reduction none, add, max or min. Reduction mul has ops of its own, ScatterElementsReduce and
+// ScatterNDReduce, since it has no gradient. Updates that meet (which ONNX forbids for none) are combined in
 // their order. Where several are the largest (or smallest) of an element, or the data are, too, they share its gradient equally.
 
 #include "exec/ops/scatter.h"
@@ -207,7 +207,7 @@ AxisPath along_scatter_nd(const Graph& graph, const Node& node, size_t input, si
   return input == 2 || path.use == AxisPath::repeated ? path : AxisPath{.use = AxisPath::kept};
 }
 
-constexpr std::string_view kReducedHint = "export with reduction=add, or freeze what comes before it";
+constexpr std::string_view kReducedHint = "export with reduction add, max or min, or freeze what comes before it";
 
 }  // namespace
 

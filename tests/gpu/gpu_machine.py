@@ -37,4 +37,7 @@ def run(words, limit, variables, stop_after=None):
         output, _ = process.communicate()
         if not stop_after:
             return process.returncode, output + f"\n(killed after {limit:.0f} s)\n", True
+    except BaseException:  # interrupted
+        os.killpg(process.pid, signal.SIGKILL)
+        raise
     return process.returncode, output, False

@@ -258,6 +258,11 @@ void index_cases(std::vector<OpCase>& cases) {
            .attributes = {{"reduction", text("min")}},
            .inputs = {floats({3}, {5, 5, 5}), ints({3, 1}, {0, 1, 1}), floats({3}, {7, 1, 6})},
            .expected = {{5, 1, 5}}},
+          {.name = "products",
+           .op = "ScatterNDReduce",
+           .attributes = {{"reduction", text("mul")}},
+           .inputs = {floats({3}, {5, 5, 5}), ints({3, 1}, {0, 1, 1}), floats({3}, {7, 2, 3})},
+           .expected = {{35, 30, 5}}},
 
           {.name = "integers",
            .op = "Range",

@@ -4,6 +4,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <atomic>
 #include <filesystem>
 #include <nlohmann/json.hpp>
 
@@ -75,8 +76,17 @@ TEST_F(OutputDir, AFreshRunOverOurOwnIsRefusedUnlessItMayReplaceIt) {
   EXPECT_EQ(contents_of(out, names_in(out)), before);
   Trainer(options).plan();  // that only looks
   const Options shorter = with([](Options& o) { o.overwrite = true, o.max_steps = 3, o.save_steps = 500; });
+  {
+    Trainer* stopped = nullptr;
+    Trainer trainer(shorter, {.on_step = [&](const StepReport& step) {
+                      if (step.step == 2) stopped->request_stop();
+                    }});
+    stopped = &trainer;
+    trainer.train();
+  }
+  EXPECT_THAT(checkpoints(), ElementsAre("checkpoint-2", "checkpoint-4", "checkpoint-6"));  // one new one is no reason to remove two
   go(shorter);
-  EXPECT_THAT(checkpoints(), ElementsAre("checkpoint-3", "checkpoint-4", "checkpoint-6"));  // one new one is no reason to remove two
+  EXPECT_THAT(checkpoints(), ElementsAre("checkpoint-3"));  // a run that is done is
   EXPECT_NE(contents_of(out, {"model.onnx"}), contents_of(folder.path, {"out0/model.onnx"}));
   EXPECT_EQ(go(with([](Options& o) { o.overwrite = true; })).weights_hash, hash);
   EXPECT_THAT(checkpoints(), ElementsAre("checkpoint-4", "checkpoint-6"));

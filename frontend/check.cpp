@@ -128,9 +128,10 @@ class Check {
     list_tensors();
     PassOptions passes{.read = outputs_read_of(model_.graph, outputs_)};
     if (!options_.base_target.empty()) choose_base(model_, options_, passes);  // refuses what fits nothing
-    if (const AdapterSettings adapting = adapter_settings(options_); adapting.is_on())
+    if (const AdapterSettings adapting = adapter_settings(options_); adapting.is_on()) {
       model_.info.notes.push_back(adapters_note(model_, adapt(model_, adapting, passes), adapting));
-    find_unreached_parameters();  // those of adapters
+      find_unreached_parameters();  // of the adapters
+    }
     const std::vector<ParameterGroup> groups = assign_groups(model_, options_);
     report_.groups = describe_groups(model_.graph, groups, options_.learning_rate, options_.weight_decay);
     for (const OpenDimension& dimension : open) {

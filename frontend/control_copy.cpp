@@ -277,12 +277,10 @@ class Copier {
     std::vector<std::string> places;
     for (const Join& join : joins_) places.push_back("'" + join.value + "'");
     constexpr size_t kShown = 4;
-    const size_t shown = std::min(places.size(), kShown);
     result_.note =
-        fmt::format("control: {} a trained copy, of {}, which is joined to {}{} by {} of zeros{}; the model's own weights stay as they are",
+        fmt::format("control: {} a trained copy, of {}, which is joined to {} by {} of zeros{}; the model's own weights stay as they are",
                     copies_ == 1 ? "1 node has" : fmt::format("{} nodes have", copies_),
-                    parameters_ == 1 ? "1 parameter" : grouped(parameters_) + " parameters",
-                    fmt::join(places.begin(), places.begin() + static_cast<ptrdiff_t>(shown), ", "), shown < places.size() ? ", …" : "",
+                    parameters_ == 1 ? "1 parameter" : grouped(parameters_) + " parameters", first_of(places, kShown),
                     places.size() == 1 ? "a layer" : fmt::format("{} layers", places.size()),
                     entry_.empty() ? "" : fmt::format(", '{}' to '{}' by another", control_.condition, entry_));
   }

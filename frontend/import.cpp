@@ -236,10 +236,10 @@ void find_shared_statistics(const Graph& graph, std::vector<Obstacle>& obstacles
     for (size_t i = 0; i < node.outputs.size(); ++i) {
       for (const NodeId reader : readers[node.inputs[i]]) {
         const Node& other = graph.node(reader);
-        if (reader == id || (other.name == node.name && other.op->name == "Mul"))
-          continue;  // a Mul of it makes an output of the file's node
+        const bool makes_output = other.name == node.name && other.op->name == "Mul";  // of the same node of the file
+        if (reader == id || makes_output) continue;
         obstacles.push_back(
-            {.node = describe(graph, id),
+            {.node = fmt::format("BatchNormalization '{}'", node.name),
              .reason = fmt::format("its running statistic '{}' is read by {} as well: the exporter has merged equal tensors",
                                    graph.value(node.inputs[i]).name, describe(graph, reader)),
              .hint = "`untie` gives each use of a merged tensor one of its own; `batch_norm` chooses what is live"});

@@ -113,7 +113,7 @@ bool is_mask(const Evidence& evidence, const Subject& subject) {
          (forgets || is_of_attention(evidence, subject));
 }
 
-// Zeros and ones that something is multiplied by, that are compared, or taken from a constant.
+// Zeros and ones that something is multiplied by or compared with.
 bool is_gate(const Evidence& evidence, const Subject& subject) {
   static constexpr std::array kEnds{"Mul", "Equal", "Greater", "Less"};
   static constexpr std::array kBetween{"Slice", "Gather", "Cast", "Expand", "Identity", "Unsqueeze", "Squeeze", "Reshape", "Transpose"};

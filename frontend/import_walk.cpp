@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "frontend/importer.h"
+#include "frontend/units.h"
 #include "graph/error.h"
 #include "graph/names.h"
 #include "graph/onnx/schema.h"
@@ -472,12 +473,10 @@ void Walk::note_layer(const std::string& name) {
 void Walk::check_modes() const {
   for (size_t i = 0; i < options_->batch_norm_nodes.size(); ++i) {
     if (fitting_.contains(i)) continue;
-    const size_t shown = std::min<size_t>(layers_.size(), 4);
-    throw error(
-        ErrorCode::usage, "`batch_norm` {}={}: the model has no BatchNormalization node of that name; it has {}{}",
-        options_->batch_norm_nodes[i].first, options_->batch_norm_nodes[i].second,
-        layers_.empty() ? "none" : fmt::format("{}", fmt::join(layers_.begin(), layers_.begin() + static_cast<ptrdiff_t>(shown), ", ")),
-        shown < layers_.size() ? ", …" : "");
+    constexpr size_t kShown = 4;
+    throw error(ErrorCode::usage, "`batch_norm` {}={}: the model has no BatchNormalization node of that name; it has {}",
+                options_->batch_norm_nodes[i].first, options_->batch_norm_nodes[i].second,
+                layers_.empty() ? "none" : first_of(layers_, kShown));
   }
 }
 

@@ -35,11 +35,10 @@ std::string unreached_in_words(const Graph& graph, const std::vector<ValueId>& u
   const std::vector<ValueId> all = graph.parameters();
   const auto trainable = std::count_if(all.begin(), all.end(), [&](ValueId id) { return graph.value(id).trainable; });
   std::vector<std::string> names;
-  for (size_t i = 0; i < std::min(unreached.size(), kShown); ++i) names.push_back(onnx::printable(graph.value(unreached[i]).name));
-  return fmt::format("{} of {} tensors {} no influence on {} and {} as {}: {}{}", grouped(static_cast<int64_t>(unreached.size())),
+  for (const ValueId id : unreached) names.push_back(onnx::printable(graph.value(id).name));
+  return fmt::format("{} of {} tensors {} no influence on {} and {} as {}: {}", grouped(static_cast<int64_t>(unreached.size())),
                      grouped(static_cast<int64_t>(trainable)), unreached.size() == 1 ? "has" : "have", from,
-                     unreached.size() == 1 ? "stays" : "stay", unreached.size() == 1 ? "it is" : "they are", fmt::join(names, ", "),
-                     unreached.size() > kShown ? ", …" : "");
+                     unreached.size() == 1 ? "stays" : "stay", unreached.size() == 1 ? "it is" : "they are", first_of(names, kShown));
 }
 
 }  // namespace ort_train
@@ -210,11 +209,10 @@ std::vector<Candidate> WeightTable::parameters(const onnx::GraphDef& graph, cons
   }
   if (is_main) note_own_names(graph);
   if (const std::vector<std::string> missing = missing_parameters(evidence); !missing.empty()) {
-    const size_t shown = std::min<size_t>(missing.size(), 16);
-    result_.info.notes.push_back(fmt::format(
-        "{} of the exported program's parameters {} in the file, being unused, tied with others or merged into others: {}{}",
-        missing.size(), missing.size() == 1 ? "isn't" : "aren't",
-        fmt::join(missing.begin(), missing.begin() + static_cast<ptrdiff_t>(shown), ", "), shown < missing.size() ? ", …" : ""));
+    constexpr size_t kShown = 16;
+    result_.info.notes.push_back(
+        fmt::format("{} of the exported program's parameters {} in the file, being unused, tied with others or merged into others: {}",
+                    missing.size(), missing.size() == 1 ? "isn't" : "aren't", first_of(missing, kShown)));
   }
   return found;
 }
@@ -457,11 +455,10 @@ std::map<std::string, Meaning> WeightTable::add(const onnx::GraphDef& graph, con
   }
   add_quantized(graph, uses, meanings);
   if (!shared.empty()) {
-    const size_t shown = std::min<size_t>(shared.size(), 4);
-    result_.info.notes.push_back(
-        fmt::format("{} weight{} used in several places, {}{}: {}", shared.size(), shared.size() == 1 ? " is" : "s are",
-                    fmt::join(shared.begin(), shared.begin() + static_cast<ptrdiff_t>(shown), ", "), shown < shared.size() ? ", …" : "",
-                    options_.untie ? "each use has its own copy" : "their gradients are summed (`untie` splits them)"));
+    constexpr size_t kShown = 4;
+    result_.info.notes.push_back(fmt::format(
+        "{} weight{} used in several places, {}: {}", shared.size(), shared.size() == 1 ? " is" : "s are", first_of(shared, kShown),
+        options_.untie ? "each use has its own copy" : "their gradients are summed (`untie` splits them)"));
   }
   return meanings;
 }

@@ -4,10 +4,10 @@
 //   ort_train::Trainer trainer(options);           // imports, plans, proves the peak; throws Error
 //   ort_train::Summary summary = trainer.train();  // until done or request_stop()
 //
-// The library never exits, prints, reads environment variables, installs signal handlers or changes global settings. A Trainer may be used
-// by one thread at a time; only request_stop() may be called from any thread and from a signal handler. Several Trainers may run at once,
-// each with its own budget and output folder. The rounding mode of the program's threads changes no result; it is the program's own again
-// when a call returns, and in callbacks.
+// The library never exits, prints, installs signal handlers or changes global settings, and reads no environment variables, but for those
+// by which NVIDIA's libraries would compute otherwise, which it refuses. A Trainer may be used by one thread at a time; only request_stop()
+// may be called from any thread and from a signal handler. Several Trainers may run at once, each with its own budget and output folder.
+// The rounding mode of the program's threads changes no result; it is the program's own again when a call returns, and in callbacks.
 //
 // Relative paths are resolved when they are used, so the working directory has to stay while a trainer exists. A trainer whose state is on
 // a disk keeps its file until it is destroyed: make the one that resumes the run after that.
@@ -134,7 +134,7 @@ struct Options {
   int64_t eval_steps = 0;         // evaluate every N steps and at the end; 0: never
   int64_t eval_batches = 0;       // at most N batches in an evaluation; 0: all
   double validation_split = 0.1;  // share held out at a single file's end; used if eval_steps > 0
-  int64_t save_steps = 500;       // write a checkpoint every so many steps, at the end and when stopped; 0: not in between
+  int64_t save_steps = 500;       // write a checkpoint every N steps, at the end and when stopped; 0: not in between
   // The number of checkpoints that are kept. 0: two, or one in a streamed run. A streamed run's state file has a slot for each checkpoint
   // that is kept and one to write to: with two it has three slots for each tensor, which the plan and `nvme_budget` count.
   int64_t save_total_limit = 0;
@@ -347,8 +347,8 @@ struct CheckRow {
 struct CheckTensor {
   std::string name, type;  // "float32 [768, 3072]"
   bool trained = false;
-  std::string
-      treatment;  // trained | frozen (by `freeze`) | statistic (of BatchNormalization) | constant | unreached (no influence on the loss)
+  // trained | frozen (by `freeze`) | statistic (of BatchNormalization) | constant | unreached (no influence on the loss)
+  std::string treatment;
   std::string why;
   std::string original;  // names of the exported program's tensors that it was made of, where the file says so and they are others
 };

@@ -1,12 +1,14 @@
-// Quantities as people read them. Header only: library and program both use it.
+// Quantities and lists as people read them. Header only: library and program both use it.
 
 #pragma once
 
-#include <fmt/format.h>
+#include <fmt/ranges.h>
 
+#include <algorithm>
 #include <cstddef>
 #include <cstdint>
 #include <string>
+#include <vector>
 
 namespace ort_train {
 
@@ -34,6 +36,12 @@ inline std::string grouped(int64_t number) {
   for (auto at = static_cast<std::ptrdiff_t>(text.size()) - 3; at > (number < 0 ? 1 : 0); at -= 3)
     text.insert(static_cast<size_t>(at), ",");
   return text;
+}
+
+// "a, b, …": the first `most` names.
+inline std::string first_of(const std::vector<std::string>& names, size_t most) {
+  const auto end = names.begin() + static_cast<std::ptrdiff_t>(std::min(most, names.size()));
+  return fmt::format("{}{}", fmt::join(names.begin(), end, ", "), end == names.end() ? "" : ", …");
 }
 
 }  // namespace ort_train

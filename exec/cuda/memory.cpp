@@ -1,7 +1,5 @@
 #include "exec/cuda/memory.h"
 
-#include <utility>
-
 #include "exec/cuda/status.h"
 #include "graph/error.h"
 
@@ -27,17 +25,15 @@ DeviceMemory::DeviceMemory(int64_t bytes) : Memory(bytes) {
     throw error(ErrorCode::budget, "the GPU has {} bytes of memory left, and {} are wanted: does another process use it?", left, bytes);
   }
   check(status, "no memory");
-  data_ = static_cast<std::byte*>(data);
   // On a stream of its own: another trainer may be recording on one of the device's, and must not be waited for.
   cudaStream_t stream = nullptr;
   cudaError_t cleared = cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking);
   if (cleared == cudaSuccess) cleared = cudaMemsetAsync(data, 0, static_cast<size_t>(bytes), stream);
   if (cleared == cudaSuccess) cleared = cudaStreamSynchronize(stream);
   if (stream != nullptr) (void)cudaStreamDestroy(stream);
-  if (cleared != cudaSuccess) {
-    (void)cudaFree(std::exchange(data_, nullptr));
-    check(cleared, "memory can't be cleared");
-  }
+  if (cleared != cudaSuccess) (void)cudaFree(data);
+  check(cleared, "memory can't be cleared");
+  data_ = static_cast<std::byte*>(data);
 }
 
 DeviceMemory::~DeviceMemory() {

@@ -2,8 +2,8 @@
 // TensorScatter lowers to ScatterElements.
 //
 // y = data with updates put at the indices: reduction none, add, max or min. Reduction mul has ops of its own, ScatterElementsReduce and
-// ScatterNDReduce, since it has no gradient. Updates that meet (which ONNX forbids for none) are combined in
-// their order. Where several are the largest (or smallest) of an element, or the data are, too, they share its gradient equally.
+// ScatterNDReduce, since it has no gradient. Updates that meet (which ONNX forbids for none) are combined in their order. Where several are
+// the largest (or smallest) of an element, or the data are, too, they share its gradient equally.
 
 #include "exec/ops/scatter.h"
 

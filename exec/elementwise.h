@@ -2,11 +2,10 @@
 //
 // An element is read as Compute<T>, goes through the functor and is rounded once when it is written: float16 and bfloat16 are computed in
 // float32.
-// A functor has `value(x)` (or `value(a, b)`) and, where unary_slope uses it, `slope(x)`: templates over the element type, HOST_DEVICE,
-// pure. It may be constructed from the node's Attributes. One functor serves both devices: with ORT_TRAIN_BLOCKS an op file gives CUDA's
-// kernels (exec/block.h), from the same lines of arithmetic.
-// Every element goes through the same operations whatever its position, so blocks and threads never show in a result. Outputs may alias
-// inputs exactly (in place), never partly.
+// A functor has `value(x)` (or `value(a, b)`) and, where unary_slope uses it, `slope(x)` or `gradient(dy, x)`: templates over the element
+// type, HOST_DEVICE, pure. It may be constructed from the node's Attributes. One functor serves both devices: with ORT_TRAIN_BLOCKS an op
+// file gives CUDA's kernels (exec/block.h), from the same lines of arithmetic. Every element goes through the same operations whatever its
+// position, so blocks and threads never show in a result. Outputs may alias inputs exactly (in place), never partly.
 
 #pragma once
 
@@ -32,6 +31,14 @@
 ORT_TRAIN_OPS_BEGIN
 
 inline constexpr int64_t kElementBlock = 8192;  // elements a task: a loop over 1.5 million keeps a hundred threads busy
+
+// dy * F'(x). A functor that is constant somewhere has `gradient` instead, which selects zero there: infinity times zero would be NaN.
+template <typename F, typename T> HOST_DEVICE inline T gradient_of(const F& f, T dy, T x) {
+  if constexpr (requires { f.gradient(dy, x); })
+    return f.gradient(dy, x);
+  else
+    return dy * f.slope(x);
+}
 
 template <typename F> F make_functor(const Attributes& attributes) {
   if constexpr (std::is_constructible_v<F, const Attributes&>)
@@ -63,7 +70,7 @@ template <typename F, typename T, typename R> void unary_loop(F f, const T* x, R
 }
 template <typename F, typename T> void slope_loop(F f, const T* dy, const T* x, T* dx, int64_t n) {
   map_elements(
-      dx, n, [f](auto of_dy, auto of_x) { return of_dy * f.slope(of_x); }, dy, x);
+      dx, n, [f](auto of_dy, auto of_x) { return gradient_of(f, of_dy, of_x); }, dy, x);
 }
 // A stride is 1 or 0 (one element for the whole row), known at compile time.
 template <int stride_a, int stride_b, typename F, typename T, typename R> void binary_loop(F f, const T* a, const T* b, R* y, int64_t n) {
@@ -112,12 +119,12 @@ template <typename F, typename T> struct SlopeElement {
   F f;
   const T *dy, *x;
   T* dx;
-  HOST_DEVICE void operator()(int64_t i) const { dx[i] = store<T>(load(dy[i]) * f.slope(load(x[i]))); }
+  HOST_DEVICE void operator()(int64_t i) const { dx[i] = store<T>(gradient_of(f, load(dy[i]), load(x[i]))); }
   HOST_DEVICE void pack(int64_t i) const {
     const auto of_dy = load_pack<kPack>(dy + i), of_x = load_pack<kPack>(x + i);
     Pack<T, kPack> of_dx;
     ORT_TRAIN_UNROLL
-    for (int k = 0; k < kPack; ++k) of_dx.of[k] = store<T>(load(of_dy.of[k]) * f.slope(load(of_x.of[k])));
+    for (int k = 0; k < kPack; ++k) of_dx.of[k] = store<T>(gradient_of(f, load(of_dy.of[k]), load(of_x.of[k])));
     store_pack(dx + i, of_dx);
   }
 };

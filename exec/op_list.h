@@ -27,7 +27,7 @@
   /* reduce.cpp */ op(ReduceSum) op(ReduceMean) op(ReduceMax) op(ReduceMin) op(ReduceProd) op(ReduceProdGrad) op(ReduceL2) \
     op(ReduceSumSquare) \
   /* arg.cpp */ op(ArgMax) op(ArgMin) op(TopK) \
-  /* arithmetic.cpp */ op(Add) op(Sub) op(Mul) op(Div) op(Min) op(Max) op(MaxSlope) \
+  /* arithmetic.cpp */ op(Add) op(Sub) op(Mul) op(Div) op(Min) op(Max) op(MaxSlope) op(MulUnlessZero) \
   /* pow.cpp */ op(Pow) op(PowSlope) op(PowExponentSlope) \
   /* unary.cpp */ op(Neg) op(Abs) op(Sqrt) op(SqrtGrad) op(Reciprocal) op(ReciprocalGrad) op(Exp) op(Log) op(Erf) op(ErfGrad) op(Sign) \
     op(Floor) op(Ceil) op(Round) op(IsNaN) op(IsInf) \

@@ -144,6 +144,18 @@ void gradient_op_cases(std::vector<OpCase>& cases) {
                    .inputs = {floats({4}, {1}), floats({4}, {0, 6, -1, 7})},
                    .expected = {{1, 1, 0, 0}}});
   cases.push_back({.name = "at_zero", .op = "ReluGrad", .inputs = {floats({3}, {2}), floats({3}, {0, 1, 3})}, .expected = {{0, 2, 2}}});
+  const auto infinite = [&](const char* op, Attributes attributes, std::vector<double> x, std::vector<double> dx) {
+    const Shape shape{static_cast<int64_t>(x.size())};
+    cases.push_back({.name = "of_infinity",
+                     .op = op,
+                     .attributes = std::move(attributes),
+                     .inputs = {floats(shape, {kInfinity}), floats(shape, std::move(x))},
+                     .expected = {std::move(dx)}});
+  };
+  infinite("ReluGrad", {}, {0, 1}, {0, kInfinity});
+  infinite("ClipGrad", {{"min", -1.0f}, {"max", 2.0f}}, {-2, -1, 2, 3}, {0, kInfinity, kInfinity, 0});
+  infinite("HardSigmoidGrad", {}, {0, 0.5, 1}, {0, kInfinity, 0});
+  infinite("HardSwishGrad", {}, {-4, 1, 4}, {0, kInfinity, kInfinity});
 }
 
 void binary_cases(std::vector<OpCase>& cases) {
@@ -183,7 +195,7 @@ void binary_cases(std::vector<OpCase>& cases) {
     }
   }
   cases.push_back({.name = "one_side", .op = "Mul", .inputs = {random({5, 7}), fixed(random({7}))}});
-  for (const char* op : {"MaxSlope", "PowSlope", "PowExponentSlope"}) {
+  for (const char* op : {"MaxSlope", "MulUnlessZero", "PowSlope", "PowExponentSlope"}) {
     cases.push_back({.name = "same_shape", .op = op, .inputs = {random({7, 29}, 0.2, 2), random({7, 29}, 0.2, 2)}});
     cases.push_back({.name = "channels", .op = op, .inputs = {random({2, 3, 5, 7}, 0.2, 2), random({3, 1, 1}, 0.2, 2)}});
   }
@@ -191,7 +203,8 @@ void binary_cases(std::vector<OpCase>& cases) {
     cases.push_back(
         {.name = name, .op = op, .inputs = {std::move(a), std::move(b)}, .gradient = false, .expected = {std::move(y)}, .ulps = ulps});
   };
-  exact("ties", "MaxSlope", floats({4}, {1, 2, 3, -0.0}), floats({4}, {2, 2, 2, 0}), {0, 0.5, 1, 0.5});
+  exact("ties", "MaxSlope", floats({5}, {1, 2, 3, -0.0, kNaN}), floats({5}, {2, 2, 2, 0, 1}), {0, 0.5, 1, 0.5, 1});
+  exact("zero", "MulUnlessZero", floats({4}, {kInfinity, kNaN, 3, kInfinity}), floats({4}, {0, 0, 2, 0.5}), {0, 0, 6, kInfinity});
   exact("nan", "Max", floats({3}, {kNaN, 1, 2}), floats({3}, {1, kNaN, -kInfinity}), {kNaN, kNaN, 2});
   exact("nan", "Min", floats({3}, {kNaN, 1, 2}), floats({3}, {1, kNaN, kInfinity}), {kNaN, kNaN, 2});
   exact("by_zero", "Div", floats({3}, {1, -1, 0}), floats({}, {0}), {kInfinity, -kInfinity, kNaN});

@@ -51,7 +51,7 @@ constexpr int kThreads[] = {1, 2, 3, 8};
 constexpr const char* kRecompute[] = {"auto", "none", "sqrt", "all"};
 constexpr const char* kOrders[] = {"auto", "horizontal", "vertical"};
 constexpr int64_t kParts[] = {0, 20'000, 66'000, 300'000, int64_t{1} << 30};
-enum Resume { kWhole, kSameWay, kFromMemory };  // how the run is resumed: as it was, or after a first half with everything in memory
+enum ResumeAs { kWhole, kSameWay, kFromMemory };  // how the run is resumed: as it was, or after a first half with everything in memory
 
 enum Factor { kJob, kShare, kThread, kDisk, kRecomputed, kOrder, kPart, kResumed, kChecked, kFactors };
 using Row = std::array<int, kFactors>;

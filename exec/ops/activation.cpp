@@ -22,7 +22,7 @@ struct SigmoidOf {
 
 struct ReluOf {
   template <typename T> HOST_DEVICE static T value(T x) { return x < T(0) ? T(0) : x; }
-  template <typename T> HOST_DEVICE static T slope(T y) { return y > T(0) ? T(1) : T(0); }  // of the output
+  template <typename T> HOST_DEVICE static T gradient(T dy, T y) { return y <= T(0) ? T(0) : dy; }  // by the output
 };
 
 struct LeakyReluOf {
@@ -51,7 +51,7 @@ struct HardSigmoidOf {
     const T y = T(alpha) * x + T(beta);
     return y < T(0) ? T(0) : (y > T(1) ? T(1) : y);
   }
-  template <typename T> HOST_DEVICE T slope(T y) const { return y > T(0) && y < T(1) ? T(alpha) : T(0); }  // of the output
+  template <typename T> HOST_DEVICE T gradient(T dy, T y) const { return y <= T(0) || y >= T(1) ? T(0) : dy * T(alpha); }  // by the output
 };
 
 struct HardSwishOf {  // x * hard_sigmoid(x, 1/6, 1/2)
@@ -59,7 +59,7 @@ struct HardSwishOf {  // x * hard_sigmoid(x, 1/6, 1/2)
     const T gate = x / T(6) + T(0.5);
     return x * (gate < T(0) ? T(0) : (gate > T(1) ? T(1) : gate));
   }
-  template <typename T> HOST_DEVICE static T slope(T x) { return x <= T(-3) ? T(0) : (x >= T(3) ? T(1) : x / T(3) + T(0.5)); }
+  template <typename T> HOST_DEVICE static T gradient(T dy, T x) { return x <= T(-3) ? T(0) : (x >= T(3) ? dy : dy * (x / T(3) + T(0.5))); }
 };
 
 struct SwishOf {  // x * sigmoid(alpha * x)
@@ -108,10 +108,10 @@ void lower_thresholded_relu(Lowering& l) {
   const ValueId above = l.emit("Greater", {x, l.scalar_like(x, l.node.attributes.get("alpha", 1.0f))});
   l.output(0, l.emit("Where", {above, x, l.scalar_like(x, 0)}));
 }
-void lower_prelu(Lowering& l) {  // max(x, 0) - slope * max(-x, 0); the slope broadcasts to x
-  const ValueId x = l.input(0);
-  const ValueId below = l.emit("Relu", {l.emit("Neg", {x})});
-  l.output(0, l.emit("Sub", {l.emit("Relu", {x}), l.emit("Mul", {l.input(1), below})}));
+void lower_prelu(Lowering& l) {  // the slope broadcasts to x, and is the gradient's at 0
+  const ValueId x = l.input(0), zero = l.scalar_like(x, 0), above = l.emit("Greater", {x, zero});
+  const ValueId below = l.emit("Where", {above, zero, x});  // infinity times the gradient 0 would be NaN
+  l.output(0, l.emit("Where", {above, x, l.emit("Mul", {below, l.input(1)})}));
 }
 void lower_quick_gelu(Lowering& l) { l.pass_on("Swish", {{"alpha", l.node.attributes.get("alpha", 1.702f)}}); }
 

@@ -46,7 +46,10 @@ struct MaxOf {
 };
 // d max(a, b) / da
 struct MaxSlopeOf {
-  template <typename T> HOST_DEVICE static T value(T a, T b) { return a > b ? T(1) : (a == b ? T(0.5) : T(0)); }
+  template <typename T> HOST_DEVICE static T value(T a, T b) { return a < b ? T(0) : (a == b ? T(0.5) : T(1)); }
+};
+struct MulUnlessZeroOf {
+  template <typename T> HOST_DEVICE static T value(T x, T factor) { return factor == T(0) ? T(0) : x * factor; }
 };
 
 // --- gradients ------------------------------------------------------------------------------------------------------------------------
@@ -85,7 +88,7 @@ template <size_t sign> void extremum_gradient(const Node& node, GradientBuilder&
     if (!g.wants(i)) continue;
     const ValueId own = node.inputs[i], other = node.inputs[1 - i];
     const ValueId slope = sign == 0 ? g.emit("MaxSlope", {own, other}) : g.emit("MaxSlope", {other, own});
-    g.input_gradient(i, g.reduce_to(g.emit("Mul", {g.output_gradient(0), slope}), g.shape(own)));
+    g.input_gradient(i, g.reduce_to(g.emit("MulUnlessZero", {g.output_gradient(0), slope}), g.shape(own)));
   }
 }
 
@@ -221,7 +224,7 @@ constexpr Kernel kMaxKernel{
     .elements = binary_elements<MaxOf, AllNumbers>,
 };
 
-// 1 where a > b, 1/2 where they are equal, else 0
+// 0 where a < b, 1/2 where they are equal, else 1
 constexpr OpDef kMaxSlope{
     .name = "MaxSlope",
     .infer = infer_pair,
@@ -233,6 +236,20 @@ constexpr Kernel kMaxSlopeKernel{
     .cost = elementwise_cost<2>,
     .prepare = binary<MaxSlopeOf>,
     .elements = binary_elements<MaxSlopeOf>,
+};
+
+// (x, factor) -> x * factor, and 0 where the factor is 0, whatever x is
+constexpr OpDef kMulUnlessZero{
+    .name = "MulUnlessZero",
+    .infer = infer_pair,
+    .no_gradient = kNoSecondDerivative,
+};
+constexpr Kernel kMulUnlessZeroKernel{
+    .types = kFloating,
+    .in_place = {{.output = 0, .input = 0}, {.output = 0, .input = 1}},
+    .cost = elementwise_cost<1>,
+    .prepare = binary<MulUnlessZeroOf>,
+    .elements = binary_elements<MulUnlessZeroOf>,
 };
 
 ORT_TRAIN_OPS_END

@@ -431,7 +431,7 @@ bool depends_on_inputs(const Graph& graph, ValueId value) {
   return false;
 }
 
-// A weight, by a mean and a variance that the model computes of it: they have gradients, too.
+// By a mean and a variance of which the model computes one at least: they have gradients, too.
 ValueId normalize_by_computed(Lowering& l, ValueId x, const ValueId (&statistics)[2], float epsilon) {
   const Shape shape = l.shape(x);
   if (shape.size() < 2) l.fail(fmt::format("{} has no axis of channels", to_string(shape)));
@@ -477,7 +477,7 @@ void lower(Lowering& l) {
   // A weight that is normalised in every step: nobody keeps its statistics.
   const bool is_weight = kinds[0] != ValueKind::parameter && kinds[1] != ValueKind::parameter && !depends_on_inputs(l.graph(), x);
   if (!is_weight) check_kept(l, running, live);
-  if (!live && is_weight && kinds[0] == ValueKind::activation && kinds[1] == ValueKind::activation)
+  if (!live && (kinds[0] == ValueKind::activation || kinds[1] == ValueKind::activation))
     return l.output(0, normalize_by_computed(l, x, running, epsilon));
   if (!live) return l.output(0, l.emit("BatchNormalization", {x, l.input(1), l.input(2), running[0], running[1]}, attributes));
   const float momentum = l.node.attributes.get("momentum", kUsualMomentum);

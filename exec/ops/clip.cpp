@@ -1,7 +1,7 @@
-// Clip (ONNX Clip-6..13): y = min(max(x, min), max), bounds known at compile time, of floating-point numbers. NaN stays. Computed bounds
-// and integers, whose bounds may be beyond what an attribute's float32 holds exactly, are lowered to Max and Min.
+// Clip (ONNX Clip-6..13): y = min(max(x, min), max), with bounds that are known at compile time and float32 holds exactly. NaN stays.
+// Other bounds of floating-point numbers are lowered to Where, integers to Max and Min.
 //
-// The gradient passes where min <= x <= max. Saves x.
+// The gradient passes unless x < min or x > max; then a computed bound gets it. Saves x.
 
 #include "exec/elementwise.h"
 #include "exec/op_list.h"
@@ -16,14 +16,16 @@ struct ClipTo {
     const T above = x < T(low) ? T(low) : x;
     return above > T(high) ? T(high) : above;
   }
-  template <typename T> HOST_DEVICE T slope(T x) const { return x >= T(low) && x <= T(high) ? T(1) : T(0); }
+  template <typename T> HOST_DEVICE T gradient(T dy, T x) const { return x < T(low) || x > T(high) ? T(0) : dy; }
 };
+
+bool is_float32(double number) { return static_cast<double>(static_cast<float>(number)) == number || std::isnan(number); }
 
 void lower(Lowering& l) {
   const ValueId x = l.input(0);
   ValueId bounds[2];  // inputs from opset 11 on, attributes before
   Attributes attributes;
-  bool known = l.dtype(x) == DType::float32;
+  bool known = is_floating(l.dtype(x));
   for (size_t i : {0, 1}) {
     const char* name = i == 0 ? "min" : "max";
     bounds[i] = l.has(i + 1) ? l.input(i + 1) : l.node.attributes.has(name) ? l.scalar_like(x, l.node.attributes.get(name, 0.0f)) : kNone;
@@ -31,10 +33,16 @@ void lower(Lowering& l) {
     if (element_count(l.shape(bounds[i])) != 1)
       l.fail(fmt::format("{} is {}, but must be one number", name, to_string(l.value(bounds[i]).type())));
     const Tensor* constant = l.graph().constant(bounds[i]);
-    known = known && constant != nullptr;
+    known = known && constant != nullptr && is_float32(constant->to_double()[0]);
     if (known) attributes.set(name, static_cast<float>(constant->to_double()[0]));
   }
   if (known) return l.output(0, l.emit("Clip", {x}, attributes));
+  if (is_floating(l.dtype(x))) {
+    ValueId y = x;
+    if (bounds[0] != kNone) y = l.emit("Where", {l.emit("Less", {y, bounds[0]}), bounds[0], y});
+    if (bounds[1] != kNone) y = l.emit("Where", {l.emit("Greater", {y, bounds[1]}), bounds[1], y});
+    return l.output(0, y);
+  }
   const ValueId above = bounds[0] == kNone ? x : l.emit("Max", {x, bounds[0]});
   l.output(0, bounds[1] == kNone ? above : l.emit("Min", {above, bounds[1]}));
 }

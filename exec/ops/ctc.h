@@ -13,6 +13,7 @@ ORT_TRAIN_OPS_BEGIN
 inline constexpr double kImpossible = -std::numeric_limits<double>::infinity();
 
 HOST_DEVICE inline double log_add(double a, double b) {
+  if (a != a || b != b) return a + b;  // NaN
   const double larger = a < b ? b : a, smaller = b < a ? b : a;
   return larger == kImpossible ? kImpossible : larger + ::log1p(::exp(smaller - larger));
 }

@@ -199,10 +199,13 @@ ValueId indices_of(Lowering& l, ValueId x, const Attributes& attributes, const S
   if (columns_first && axes != 2) l.fail("storage_order 1 is supported over two axes");
   const int64_t windows = element_count(Shape(y.begin() + 2, y.end())), taps = element_count(Shape(kernel.begin(), kernel.end())),
                 plane = element_count(Shape(shape.begin() + 2, shape.end())), planes = checked_product({shape[0], shape[1]});
-  constexpr int64_t kMost = int64_t{1} << 26;
+  constexpr int64_t kMost = int64_t{1} << 26, kPadding = -1;
   if (checked_product({windows, taps}) > kMost) l.fail("its windows are too many to number their elements");
-  std::vector<int64_t> read, numbers;  // of each tap of each window: its element of a plane, `plane` where it reads padding; its number
+  // Of each tap of each window: its element of a plane, `plane` where it reads padding; its number, for padding that of the window's first
+  // element: where all elements are -infinity, ArgMax may find padding first.
+  std::vector<int64_t> read, numbers;
   for (int64_t window = 0; window < windows; ++window) {
+    std::optional<int64_t> first;
     for (int64_t tap = 0; tap < taps; ++tap) {
       int64_t element = 0, number = 0, stride = 1, w = window, t = tap, by_columns = 0;
       bool inside = true;
@@ -217,10 +220,12 @@ ValueId indices_of(Lowering& l, ValueId x, const Attributes& attributes, const S
       }
       number = columns_first ? by_columns : element;
       read.push_back(inside ? element : plane);
-      numbers.push_back(inside ? number : 0);
+      numbers.push_back(inside ? number : kPadding);
+      if (inside && !first) first = number;
     }
+    std::replace(numbers.end() - taps, numbers.end(), kPadding, first.value_or(0));
   }
-  // Behind each plane an element that is never the largest.
+  // Behind each plane an element that none is below.
   const ValueId flat = l.reshape(x, {planes, plane});
   Tensor lowest(DType::float64, {1, 1});
   lowest.data<double>()[0] = -std::numeric_limits<double>::infinity();
@@ -283,8 +288,13 @@ template <bool mean> void lower(Lowering& l) {
   l.output(0, pooled(l, mean ? "AveragePool" : "MaxPool", l.input(0), attributes));
 }
 
-// |x|^p, and of a sum its p-th root.
 ValueId power(Lowering& l, ValueId x, double exponent) { return exponent == 1 ? x : l.emit("Pow", {x, l.scalar_like(x, exponent)}); }
+// The p-th root of a sum; zero has a gradient of zero.
+ValueId root(Lowering& l, ValueId sum, double p) {
+  if (p == 1) return sum;
+  const ValueId zero = l.scalar_like(sum, 0), is_zero = l.emit("Equal", {sum, zero});
+  return l.emit("Where", {is_zero, zero, power(l, l.emit("Where", {is_zero, l.scalar_like(sum, 1), sum}), 1 / p)});
+}
 double order_of(Lowering& l) {
   const auto p = static_cast<double>(l.node.attributes.get("p", int64_t{2}));
   if (p < 1) l.fail(fmt::format("p is {}, but must be 1 or more", p));
@@ -300,7 +310,7 @@ void lower_norm(Lowering& l) {
   int64_t taps = 1;
   for (const int64_t size : attributes.get("kernel_shape", std::vector<int64_t>{})) taps = checked_product({taps, size});
   const ValueId mean = pooled(l, "AveragePool", power(l, l.emit("Abs", {l.input(0)}), p), attributes);
-  l.output(0, power(l, l.emit("Mul", {mean, l.scalar_like(mean, static_cast<double>(taps))}), 1 / p));
+  l.output(0, root(l, l.emit("Mul", {mean, l.scalar_like(mean, static_cast<double>(taps))}), p));
 }
 
 void lower_global_norm(Lowering& l) {
@@ -309,7 +319,7 @@ void lower_global_norm(Lowering& l) {
   for (size_t axis = 2; axis < l.shape(l.input(0)).size(); ++axis) axes.push_back(static_cast<int64_t>(axis));
   const Attributes attributes{{"axes", axes}, {"keepdims", int64_t{1}}};
   if (p == 2) return l.output(0, l.emit("ReduceL2", {l.input(0)}, attributes));
-  l.output(0, power(l, l.emit("ReduceSum", {power(l, l.emit("Abs", {l.input(0)}), p)}, attributes), 1 / p));
+  l.output(0, root(l, l.emit("ReduceSum", {power(l, l.emit("Abs", {l.input(0)}), p)}, attributes), p));
 }
 
 // LRN: x / (bias + alpha * mean of the squares of `size` neighbouring channels)^beta, where channels that aren't there count as zero.

@@ -79,14 +79,18 @@ void lower_log_sum(Lowering& l) {
   l.output(0, l.emit("Log", {emit_reduce(l, "ReduceSum", l.input(0), lowered_axes(l), keeps(l.node.attributes))}));
 }
 
-// log sum exp(x) = m + log sum exp(x - m), m the maximum.
+// log sum exp(x) = m + log sum exp(x - m), m the maximum, 0 where that is infinite. A sum of nothing has a gradient of zero.
 void lower_log_sum_exp(Lowering& l) {
   const ValueId x = l.input(0);
   const Shape shape = l.shape(x);
   const std::vector<int64_t> axes = lowered_axes(l);
-  const ValueId maximum = emit_reduce(l, "ReduceMax", x, axes, true);
+  ValueId maximum = emit_reduce(l, "ReduceMax", x, axes, true);
+  maximum = l.emit("Where", {l.emit("IsInf", {maximum}), l.scalar_like(maximum, 0), maximum});
   const ValueId sum = emit_reduce(l, "ReduceSum", l.emit("Exp", {l.emit("Sub", {x, maximum})}), axes, true);
-  l.output(0, l.reshape(l.emit("Add", {l.emit("Log", {sum}), maximum}), reduced_shape(shape, axes, keeps(l.node.attributes))));
+  const ValueId is_zero = l.emit("Equal", {sum, l.scalar_like(sum, 0)});
+  const ValueId logarithm = l.emit("Where", {is_zero, l.scalar_like(sum, -std::numeric_limits<double>::infinity()),
+                                             l.emit("Log", {l.emit("Where", {is_zero, l.scalar_like(sum, 1), sum})})});
+  l.output(0, l.reshape(l.emit("Add", {logarithm, maximum}), reduced_shape(shape, axes, keeps(l.node.attributes))));
 }
 
 std::vector<TensorType> infer(const InferContext& context) {

@@ -41,24 +41,29 @@ struct Method {
   bool crops() const { return place == "tf_crop_and_resize"; }
 };
 
-double place_of(const Method& method, const Axis& axis, int64_t o) {
-  const auto x = static_cast<double>(o), in = static_cast<double>(axis.in), out = static_cast<double>(axis.out);
-  if (method.place == "half_pixel") return (x + 0.5) / axis.scale - 0.5;
+// In float where the nearest element is taken, as in ONNX Runtime and PyTorch: in double, element 1 of an axis scaled by 0.2f would be at
+// 4.9999999, not 5.
+template <typename Number> Number place_of(const Method& method, const Axis& axis, int64_t o) {
+  const auto x = static_cast<Number>(o), in = static_cast<Number>(axis.in), out = static_cast<Number>(axis.out);
+  const auto scale = static_cast<Number>(axis.scale), half = static_cast<Number>(0.5);
+  if (method.place == "half_pixel") return (x + half) / scale - half;
   if (method.place == "half_pixel_symmetric") {
-    const double exact = axis.scale * in;
-    return in / 2 * (1 - out / exact) + (x + 0.5) / axis.scale - 0.5;
+    const Number exact = scale * in;
+    return in / 2 * (1 - out / exact) + (x + half) / scale - half;
   }
-  if (method.place == "pytorch_half_pixel") return axis.out > 1 ? (x + 0.5) / axis.scale - 0.5 : 0;
+  if (method.place == "tf_half_pixel_for_nn") return (x + half) / scale;
+  if (method.place == "pytorch_half_pixel") return axis.out > 1 ? (x + half) / scale - half : 0;
   if (method.place == "align_corners") return axis.out > 1 ? x * (in - 1) / (out - 1) : 0;
   if (method.crops()) {
-    if (axis.out == 1) return (axis.start + axis.end) * (in - 1) / 2;
-    return axis.start * (in - 1) + x * (axis.end - axis.start) * (in - 1) / (out - 1);
+    const auto start = static_cast<Number>(axis.start), end = static_cast<Number>(axis.end);
+    if (axis.out == 1) return (start + end) * (in - 1) / 2;
+    return start * (in - 1) + x * (end - start) * (in - 1) / (out - 1);
   }
-  return x / axis.scale;  // asymmetric
+  return x / scale;  // asymmetric
 }
 
-int64_t nearest_to(const Method& method, double x) {
-  const double below = std::floor(x), rest = x - below;
+int64_t nearest_to(const Method& method, float x) {
+  const float below = std::floor(x), rest = x - below;
   bool up = false;
   if (method.nearest == "ceil") up = rest > 0;
   if (method.nearest == "round_prefer_floor") up = rest > 0.5;
@@ -101,7 +106,7 @@ std::vector<double> weights_of(Lowering& l, const Method& method, const Axis& ax
     l.fail(fmt::format("an axis of {} elements is too long to be resized to {}", axis.in, axis.out));
   std::vector<double> matrix(static_cast<size_t>(axis.in * axis.out));
   for (int64_t o = 0; o < axis.out; ++o) {
-    const Taps taps = taps_of(method, axis, place_of(method, axis, o));
+    const Taps taps = taps_of(method, axis, place_of<double>(method, axis, o));
     double* const row = matrix.data() + o * axis.in;
     double sum = 0;
     for (size_t k = 0; k < taps.weights.size(); ++k) {
@@ -123,7 +128,7 @@ ValueId constant_like(Lowering& l, ValueId like, Shape shape, const std::vector<
 ValueId resize_nearest(Lowering& l, ValueId x, const Method& method, const Axis& axis) {
   std::vector<int64_t> from(static_cast<size_t>(axis.out));
   for (int64_t o = 0; o < axis.out; ++o)
-    from[static_cast<size_t>(o)] = std::clamp<int64_t>(nearest_to(method, place_of(method, axis, o)), 0, axis.in - 1);
+    from[static_cast<size_t>(o)] = std::clamp<int64_t>(nearest_to(method, place_of<float>(method, axis, o)), 0, axis.in - 1);
   const int64_t times = axis.out / axis.in;
   bool repeats = axis.out % axis.in == 0;
   for (int64_t o = 0; repeats && o < axis.out; ++o) repeats = from[static_cast<size_t>(o)] == o / times;
@@ -154,7 +159,7 @@ ValueId extrapolated(Lowering& l, ValueId y, const Method& method, const std::ve
   for (const Axis& axis : axes) {
     std::vector<double> is_outside;
     for (int64_t o = 0; o < axis.out; ++o) {
-      const double place = place_of(method, axis, o);
+      const auto place = place_of<double>(method, axis, o);
       is_outside.push_back(place < 0 || place > static_cast<double>(axis.in - 1) ? 1 : 0);
     }
     Shape shape(rank, 1);
@@ -188,7 +193,7 @@ std::string chosen(Lowering& l, const char* attribute, const char* otherwise, co
 
 Axis scaled(Lowering& l, int64_t number, double scale) {
   const int64_t in = l.shape(l.input(0))[number];
-  const double out = std::floor(static_cast<double>(in) * scale);
+  const double out = std::floor(static_cast<float>(in) * static_cast<float>(scale));  // in float, as ONNX infers it
   if (!(out >= 0 && out <= static_cast<double>(kMostLength))) l.fail(fmt::format("axis {} can't be scaled by {}", number, scale));
   return {.number = number, .in = in, .out = static_cast<int64_t>(out), .scale = scale};
 }
@@ -218,7 +223,8 @@ void lower_resize(Lowering& l) {
   const Method method{
       .mode = chosen(l, "mode", "nearest", {"nearest", "linear", "cubic"}),
       .place = chosen(l, "coordinate_transformation_mode", "half_pixel",
-                      {"half_pixel", "half_pixel_symmetric", "pytorch_half_pixel", "align_corners", "asymmetric", "tf_crop_and_resize"}),
+                      {"half_pixel", "half_pixel_symmetric", "pytorch_half_pixel", "align_corners", "asymmetric", "tf_half_pixel_for_nn",
+                       "tf_crop_and_resize"}),
       .nearest = chosen(l, "nearest_mode", "round_prefer_floor", {"round_prefer_floor", "round_prefer_ceil", "floor", "ceil"}),
       .cubic = given.get("cubic_coeff_a", -0.75f),
       .antialias = given.get("antialias", 0) != 0,

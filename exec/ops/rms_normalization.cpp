@@ -107,7 +107,7 @@ void lower_skip(Lowering& l) {
   ValueId sum = l.emit("Add", {l.input(0), l.input(1)});
   if (l.has(3)) sum = l.emit("Add", {sum, l.input(3)});
   const std::vector<ValueId> results =
-      emit_normalization(l, "RMSNormalization", sum, l.input(2), kNone, -1, l.node.attributes.get("epsilon", 1e-5f), 2);
+      emit_normalization(l, "RMSNormalization", sum, l.input(2), kNone, -1, l.node.attributes.get("epsilon", 1e-12f), 2);
   l.output(0, results[0]);
   if (l.node.outputs > 2) l.output(2, results[1]);
   if (l.node.outputs > 3) l.output(3, sum);

@@ -132,9 +132,16 @@ struct GridAxis {
     return add(l, multiply(l, l.emit("Abs", {add(l, rest, -range)}), -1), low + range);
   }
 
+  // At the border and beyond, the place has no gradient, as in PyTorch.
+  ValueId at_border(ValueId v) const {
+    const ValueId zero = l.scalar_like(v, 0), end = l.scalar_like(v, last);
+    const ValueId below = l.emit("Where", {l.emit("GreaterOrEqual", {v, end}), end, v});
+    return l.emit("Where", {l.emit("LessOrEqual", {v, zero}), zero, below});
+  }
+
   // The place that is read; with zeros or copies around it, one is as good as another a little farther outside.
   ValueId restricted(ValueId v) const {
-    if (padding == "border" && mode != Mode::cubic) return clip(l, v, 0, last);
+    if (padding == "border" && mode != Mode::cubic) return at_border(v);
     // Of a cubic each element is at the border, not the place, as PyTorch and ONNX Runtime have it.
     if (padding != "reflection") return clip(l, v, -4, last + 4);
     return l.emit("Where", {within(l, v, low, high), v, reflected(v)});

@@ -128,13 +128,21 @@ std::vector<TensorType> infer_pad(const InferContext& context) {
 }
 
 void pad_gradient(const Node& node, GradientBuilder& g) {
-  if (!g.wants(0)) return;
   std::vector<int64_t> pads = node.attributes.get("pads", std::vector<int64_t>{});
   if (node.attributes.get("mode", "constant") == "constant") {
-    for (int64_t& pad : pads) pad = -pad;
-    g.input_gradient(0, g.emit("Pad", {g.output_gradient(0)}, {{"pads", pads}, {"mode", std::string("constant")}}));
+    const auto padded = [&](ValueId value, const std::vector<int64_t>& by) {
+      return g.emit("Pad", {value}, {{"pads", by}, {"mode", std::string("constant")}});
+    };
+    std::vector<int64_t> back = pads;
+    for (int64_t& pad : back) pad = -pad;
+    const ValueId dy = g.output_gradient(0), dx = padded(dy, back);
+    if (g.wants(0)) g.input_gradient(0, dx);
+    if (node.inputs.size() < 2 || !g.wants(1)) return;
+    const ValueId of_padding = g.emit("Sub", {dy, padded(dx, pads)});  // zeros but there
+    g.input_gradient(1, g.reshape(g.reduce_to(of_padding, {}), g.shape(node.inputs[1])));
     return;
   }
+  if (!g.wants(0)) return;
   Attributes attributes = node.attributes;
   attributes.set("shape", g.shape(node.inputs[0]));
   g.input_gradient(0, g.emit("PadGrad", {g.output_gradient(0)}, attributes));

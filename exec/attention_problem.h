@@ -22,7 +22,7 @@ inline constexpr int64_t kBeyond = 8;
 struct Problem {
   int64_t batch = 0, heads = 0, rows = 0, columns = 0, depth = 0, width = 0;  // B, H, T, S, D, E
   int64_t group = 1;                                                          // neighbouring heads that share keys and values: H / K
-  bool causal = false, safe = false;
+  bool causal = false, safe = false, replaces = false;
   float scale = 1;
   std::array<int64_t, 4> bias{};  // strides, 0 where broadcast
   int64_t stride = 0;             // of a row of scores, a multiple of kLanes
@@ -45,6 +45,7 @@ inline Problem problem_of(const KernelSpec& spec, size_t first, size_t bias) {
   p.group = k[1] > 0 ? q[1] / k[1] : 1;
   p.causal = spec.attributes.get("causal", 0) != 0;
   p.safe = spec.attributes.get("safe", 0) != 0;
+  p.replaces = spec.attributes.get("replaces", 0) != 0;
   p.scale = spec.attributes.get("scale", 1.0f);
   p.stride = (std::min(p.columns, kKeys) + kLanes - 1) / kLanes * kLanes;
   if (spec.has(bias)) {
@@ -75,6 +76,19 @@ HOST_DEVICE inline int64_t bias_offset(const Problem& p, int64_t item) { return 
 
 // A row's largest score and the sum of its weights relative to that, as lse. Not libm's logarithm: each device's has bits of its own.
 template <typename T> HOST_DEVICE inline T log_of_sum(T largest, T sum) { return largest + math::log(sum); }
+// What rounding takes from that where a mask makes all of a row's scores -1e9 or the like: the logarithm as a whole. Below 1,024 it takes
+// at most 2^-14 (in float32), which is left out: 0.
+template <typename T> HOST_DEVICE inline T rest_of_sum(T largest, T sum) {
+  constexpr T kUsual = 1024;
+  if (largest > -kUsual && largest < kUsual) return T(0);
+  return math::log(sum) - (log_of_sum(largest, sum) - largest);
+}
+
+inline constexpr float kHidden = -1e30f;  // a score at or below this is hidden, as passes/fuse_attention.cpp has it
+// What the gradients of a row's scores are multiplied by.
+template <typename T> HOST_DEVICE inline T slope_of_scores(const Problem& p, T lse) {
+  return p.replaces && lse <= T(kHidden) ? T(0) : static_cast<T>(p.scale);
+}
 
 // What a score takes besides the products: flops, each of which takes as long as four of a product (measured).
 inline constexpr double kExponential = 25, kSlower = 4;

@@ -1,13 +1,14 @@
 // fuse_attention: scaled dot-product attention becomes one node, which never keeps a T x S matrix: it saves q, k, v, the result and one
-// number a row, and computes the weights again in the backward pass.
+// number a row, with a mask two, and computes the weights again in the backward pass.
 //
 //   before   s = MatMul(q, k, trans_b) * scale [+ mask] ; p = Softmax(s) [; p = Where(IsNaN(p), 0, p)] ; y = MatMul(p, v)
-//   after    y, lse = Attention(q, k, v [, mask], scale, causal, safe)
+//   after    y, lse [, rest] = Attention(q, k, v [, mask], scale, causal, safe, replaces)
 //
 // q, k, v: (B, H, T, D); rank 3 is read as one batch. Heads of keys and values that are repeated for a group of neighbouring heads of
 // queries, Reshape(Expand(k (B, K, 1, S, D), (B, K, G, S, D)), (B, K * G, S, D)), are taken as they were before. The scale may stand at the
 // scores, at q, at k, or half at each. A constant mask that hides exactly what lies after each position becomes causal=1; other masks stay
-// an input, as long as no parameter reaches them. Masks given as Where(condition, scores, low) become Where(condition, 0, low).
+// an input, as long as no parameter reaches them. Masks given as Where(condition, scores, low) become Where(condition, 0, low),
+// and `replaces` keeps gradients from scores that were replaced.
 //
 // Needs: simplify (products have taken their transposes). Leaves: softmaxes over other things, and attention whose weights are an output.
 
@@ -22,7 +23,7 @@
 namespace ort_train {
 namespace {
 
-constexpr double kHidden = -1e30;  // below this a mask's entry hides its position
+constexpr double kHidden = -1e30;  // at or below this a mask's entry hides its position
 
 // Strips Mul and Div by a number; returns what is scaled and multiplies `scale`.
 ValueId strip_scale(const View& view, ValueId value, double& scale) {
@@ -202,8 +203,9 @@ bool fuse_softmax(Graph& graph, NodeId softmax_id, const Folder& folder) {
   }
   std::vector<ValueId> inputs{as_heads(match.q, false), as_heads(match.k, match.k_transposed), as_heads(match.v, match.v_transposed)};
   if (mask != kNone) inputs.push_back(mask);
-  const ValueId y = builder.emit_many(
-      "Attention", inputs, {{"scale", static_cast<float>(match.scale)}, {"causal", int64_t{causal}}, {"safe", int64_t{match.safe}}}, 2)[0];
+  Attributes attributes{{"scale", static_cast<float>(match.scale)}, {"causal", int64_t{causal}}, {"safe", int64_t{match.safe}}};
+  if (mask != kNone && match.condition != kNone) attributes.set("replaces", int64_t{1});
+  const ValueId y = builder.emit_many("Attention", inputs, std::move(attributes), mask != kNone ? 3 : 2)[0];
   graph.replace_uses(match.result, builder.reshape(y, graph.value(match.result).shape));
   graph.remove_dead_nodes();
   return true;

@@ -289,8 +289,8 @@ TEST_F(AttentionTest, EqualsItsParts) {
     const Tensor dk = run("MatMul", {{"trans_a", int64_t{1}}, {"alpha", 1.5f}}, {&dscores, &q})[0];
 
     const Attributes attributes{{"scale", 1.5f}, {"causal", int64_t{causal}}};
-    const std::vector<Tensor> fused = run("Attention", attributes, {&q, &k, &v, &bias}, 2);
-    const std::vector<Tensor> gradients = run("AttentionGrad", attributes, {&dy, &q, &k, &v, &fused[0], &fused[1], &bias}, 3);
+    const std::vector<Tensor> fused = run("Attention", attributes, {&q, &k, &v, &bias}, 3);
+    const std::vector<Tensor> gradients = run("AttentionGrad", attributes, {&dy, &q, &k, &v, &fused[0], &fused[1], &bias, &fused[2]}, 3);
     EXPECT_LT(distance(fused[0], o), 1e-14);
     EXPECT_LT(distance(gradients[0], dq), 1e-14);
     EXPECT_LT(distance(gradients[1], dk), 1e-14);

@@ -227,7 +227,9 @@ void attention_cases(std::vector<OpCase>& cases) {
                     .tolerance = 2e-6};
     if (!f.bias.empty()) {
       forward.inputs.push_back(f.trained ? random(f.bias) : fixed(random(f.bias)));
-      backward.inputs.push_back(random(f.bias));
+      forward.outputs = 3;
+      backward.inputs.insert(backward.inputs.end(), {random(f.bias), statistic(random({f.batch, f.heads, f.rows}, -1e-3, 1e-3))});
+      backward.tolerance = 3e-6;
     }
     forward.project = {0};
     forward.gradient = f.rows * f.columns < 10000;  // naive loops in double
@@ -236,21 +238,37 @@ void attention_cases(std::vector<OpCase>& cases) {
   }
   // Without scores the weights are equal among what is seen: lse is the log of how many.
   const auto uniform = [&](const char* name, int64_t causal, int64_t safe, std::vector<double> bias, std::vector<double> o,
-                           std::vector<double> lse) {
+                           std::vector<double> lse, std::vector<double> rest) {
     cases.push_back(
         {.name = name,
          .op = "Attention",
          .attributes = {{"scale", 1.0f}, {"causal", causal}, {"safe", safe}},
          .inputs = {floats({1, 1, 2, 1}, {0}), floats({1, 1, 3, 1}, {0}), floats({1, 1, 3, 1}, {1, 2, 6}), floats({2, 3}, std::move(bias))},
-         .outputs = 2,
+         .outputs = 3,
          .gradient = false,
-         .expected = {std::move(o), std::move(lse)},
+         .expected = {std::move(o), std::move(lse), std::move(rest)},
          .ulps = 2});
   };
-  uniform("seen", 0, 0, {0, 0, 0, 0, -kInfinity, 0}, {3, 3.5}, {std::log(3), std::log(2)});
-  uniform("seen_causal", 1, 0, {0, 0, 0, 0, 0, 0}, {1, 1.5}, {0, std::log(2)});
-  uniform("hidden", 0, 0, {0, 0, -kInfinity, -kInfinity, -kInfinity, -kInfinity}, {1.5, kNaN}, {std::log(2), -kInfinity});
-  uniform("hidden_safe", 0, 1, {0, 0, -kInfinity, -kInfinity, -kInfinity, -kInfinity}, {1.5, 0}, {std::log(2), kInfinity});
+  uniform("seen", 0, 0, {0, 0, 0, 0, -kInfinity, 0}, {3, 3.5}, {std::log(3), std::log(2)}, {0, 0});
+  uniform("seen_causal", 1, 0, {0, 0, 0, 0, 0, 0}, {1, 1.5}, {0, std::log(2)}, {0, 0});
+  uniform("hidden", 0, 0, {0, 0, -kInfinity, -kInfinity, -kInfinity, -kInfinity}, {1.5, kNaN}, {std::log(2), -kInfinity}, {0, kNaN});
+  uniform("hidden_safe", 0, 1, {0, 0, -kInfinity, -kInfinity, -kInfinity, -kInfinity}, {1.5, 0}, {std::log(2), kInfinity}, {0, 0});
+  uniform("hidden_by_a_number", 0, 0, {0, 0, 0, -3e38, -3e38, -3e38}, {3, 3}, {std::log(3), -3e38}, {0, std::log(3)});
+  cases.back().inputs[3].statistic = true;  // beyond float16
+  for (const int64_t replaces : {0, 1}) {
+    cases.push_back({.name = replaces ? "hidden_and_replaced" : "hidden_by_a_number",
+                     .op = "AttentionGrad",
+                     .attributes = {{"scale", 1.0f}, {"replaces", replaces}},
+                     .inputs = {floats({1, 1, 1, 1}, {3}), floats({1, 1, 1, 1}, {1}), floats({1, 1, 3, 1}, {2, 4, 6}),
+                                floats({1, 1, 3, 1}, {1, 2, 6}), floats({1, 1, 1, 1}, {3}), statistic(floats({1, 1, 1}, {-3e38})),
+                                statistic(floats({3}, {-3e38})), statistic(floats({1, 1, 1}, {std::log(3.0)}))},
+                     .outputs = 3,
+                     .gradient = false,
+                     .expected = replaces ? std::vector<std::vector<double>>{{0}, {0, 0, 0}, {1, 1, 1}}
+                                          : std::vector<std::vector<double>>{{10}, {-2, -1, 3}, {1, 1, 1}},
+                     .ulps = 8});
+  }
+  uniform("not_a_number", 0, 1, {0, 0, 0, kNaN, kNaN, kNaN}, {3, kNaN}, {std::log(3), kNaN}, {0, kNaN});
   // Everything is hidden up to the second block of keys.
   std::vector<double> hidden(300, -kInfinity);
   std::fill(hidden.begin() + 270, hidden.end(), 0.5);
@@ -258,7 +276,7 @@ void attention_cases(std::vector<OpCase>& cases) {
                    .op = "Attention",
                    .attributes = {{"scale", 0.5f}},
                    .inputs = {random({1, 1, 5, 8}), random({1, 1, 300, 8}), random({1, 1, 300, 4}), floats({300}, hidden)},
-                   .outputs = 2,
+                   .outputs = 3,
                    .gradient = false});
   // Operands of 16 bits, and a result of float32.
   cases.push_back({.name = "float32_result",

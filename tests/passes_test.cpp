@@ -215,12 +215,14 @@ TEST(FuseAttention, AMaskThatIsComputedStaysAnInput) {
   const Graph graph = after(fmt::sprintf(kAttention, ", float[2, 1, 6, 6] mask", "", "b = Add(m, mask)"), fuse_attention);
   EXPECT_EQ(only(graph, "Attention").inputs.size(), 4u);
   EXPECT_EQ(only(graph, "Attention").attributes.get("causal", 0), 0);
+  EXPECT_EQ(only(graph, "Attention").attributes.get("replaces", 0), 0);
 }
 
 TEST(FuseAttention, WhereMasksToo) {
   const Graph graph = after(fmt::sprintf(kAttention, ", bool[1, 1, 6, 6] allowed", ", float low = {-3.4e38}", "b = Where(allowed, m, low)"),
                             fuse_attention);
   EXPECT_EQ(only(graph, "Attention").inputs.size(), 4u);
+  EXPECT_EQ(only(graph, "Attention").attributes.get("replaces", 0), 1);
 }
 
 TEST(FuseAttention, RepeatedHeadsAreTakenOnce) {

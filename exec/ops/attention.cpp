@@ -1,18 +1,21 @@
 // Scaled dot-product attention without a T x S matrix in memory (FlashAttention: Dao et al., arXiv 2205.14135 and 2307.08691).
 //
-//   Attention{scale, causal, safe, to, compute}(q (B, H, T, D), k (B, K, S, D), v (B, K, S, E), bias?) -> o (B, H, T, E), lse (B, H, T)
+//   Attention{scale, causal, safe, replaces, to, compute}(q (B, H, T, D), k (B, K, S, D), v (B, K, S, E), bias?)
+//       -> o (B, H, T, E), lse (B, H, T), with a bias rest (B, H, T)
 //     s = scale * q k^T + bias, where causal only columns j <= row i count; p = softmax(s); o = p v; lse = log sum exp of each row of s
+//     rest: what lse loses by rounding. Where -1e9 or the like hides a whole row, that is the logarithm of the number of columns
 //     each head of keys and values serves H / K neighbouring heads of queries
 //     bias broadcasts to (B, H, T, S); a row that hides everything gives NaN, or 0 where safe
-//   AttentionGrad(dy, q, k, v, o, lse, bias?) -> dq, dk, dv, with p = exp(s - lse) computed again
+//     replaces: a bias of -1e30 or below stands in place of the score, which gets no gradient
+//   AttentionGrad(dy, q, k, v, o, lse, bias?, rest?) -> dq, dk, dv, with p = exp(s - lse - rest) computed again
 //
 // q, k, v and o: exec/product_types.h; lse is float32 where they are, or of 16 bits. The gradients have the types of q, k and v. Where all
 // operands are bfloat16, or are rounded to it, and the processor multiplies these, p is rounded, too, before it is multiplied by v, and so
 // are p and the gradients of s in the backward pass, as in FlashAttention.
 //
-// Saves q, k, v, o and lse. A task is kQueries rows of one head (the backward pass: attention_gradient.cpp); keys go by in blocks of kKeys,
-// in ascending order, rescaling what was summed as the row's maximum grows. Scores and weights of one block live in the workspace. ONNX
-// Attention-23 and -24 in their plain forms: no cached keys, no soft cap, Y alone.
+// Saves q, k, v, o, lse and rest. A task is kQueries rows of one head (the backward pass: attention_gradient.cpp); keys go by in blocks of
+// kKeys, in ascending order, rescaling what was summed as the row's maximum grows. Scores and weights of one block live in the workspace.
+// ONNX Attention-23 and -24 in their plain forms: no cached keys, no soft cap, Y alone.
 
 #include "exec/attention.h"
 
@@ -34,10 +37,11 @@ template <typename T> void weigh_row(const Problem& p, T* scores, int64_t n, T& 
   std::fill(scores + n, scores + end, -std::numeric_limits<T>::infinity());
   const T block_largest = max_row(scores, end);
   const T now = first || block_largest > largest ? block_largest : largest;
-  if (now == -std::numeric_limits<T>::infinity()) {  // everything is hidden up to here
-    std::fill(scores, scores + end, T(0));
+  if (now == -std::numeric_limits<T>::infinity()) {  // everything is hidden up to here; there may be NaN, which has to stay
+    T block_sum = 0;
+    for (int64_t j = 0; j < end; ++j) block_sum += scores[j] = std::isnan(scores[j]) ? scores[j] : T(0);
     largest = now;
-    if (first) sum = 0;
+    sum = first ? block_sum : sum + block_sum;
     return;
   }
   const T block_sum = sum_row<T>(end, [&](T lane, int64_t j) { return lane + (scores[j] = math::exp_of_weight(scores[j] - now)); });
@@ -77,11 +81,13 @@ template <typename T> struct Forward {
         .bias = args.inputs.size() > 3 && args.inputs[3] ? args.in<std::byte>(3) + bias_offset(p, item) * bytes_each<T>(bias) : nullptr,
         .bias_element = bias};
     const Result<T> to = Result<T>(args.out<std::byte>(0), p.width, 1, o).from(item * p.rows + row, 0);
-    attend(head, values.from(p.key_item(item) * p.columns, 0), to, args.out<T>(1) + item * p.rows, row, workspace);
+    T* const rest = args.outputs.size() > 2 ? args.out<T>(2) + item * p.rows : nullptr;
+    attend(head, values.from(p.key_item(item) * p.columns, 0), to, args.out<T>(1) + item * p.rows, rest, row, workspace);
   }
 
  private:
-  void attend(const Scores<T>& head, const Operand<T>& values, const Result<T>& to, T* lse, int64_t row, std::byte* workspace) const {
+  void attend(const Scores<T>& head, const Operand<T>& values, const Result<T>& to, T* lse, T* rest, int64_t row,
+              std::byte* workspace) const {
     const int64_t rows = std::min(kQueries, p.rows - row), columns = p.columns_before(row + rows);
     T *const largest = at<T>(workspace, scratch.largest_at), *const sum = at<T>(workspace, scratch.sum_at);
     T *const scores = at<T>(workspace, scratch.scores_at), *const sums = is_half(o) ? at<T>(workspace, sums_at) : to.own();
@@ -104,6 +110,7 @@ template <typename T> struct Forward {
     for (int64_t i = 0; i < rows; ++i) {
       const bool hidden = p.safe && sum[i] == T(0);
       lse[row + i] = hidden ? std::numeric_limits<T>::infinity() : log_of_sum(largest[i], sum[i]);
+      if (rest) rest[row + i] = hidden ? T(0) : rest_of_sum(largest[i], sum[i]);
       const T inverse = hidden ? T(0) : T(1) / sum[i];
       T* const of_row = sums + i * p.width;
       for (int64_t e = 0; e < p.width; ++e) of_row[e] *= inverse;
@@ -150,14 +157,16 @@ std::vector<TensorType> infer_attention(const InferContext& context) {
   }
   Shape o = q.shape;
   o[3] = v.shape[3];
-  return {{type, o}, {compute_type(type), Shape(q.shape.begin(), q.shape.begin() + 3)}};
+  const TensorType of_rows{compute_type(type), Shape(q.shape.begin(), q.shape.begin() + 3)};
+  if (context.has(3)) return {{type, o}, of_rows, of_rows};
+  return {{type, o}, of_rows};
 }
 
 void gradient(const Node& node, GradientBuilder& g) {
   const ValueId q = node.inputs[0], k = node.inputs[1], v = node.inputs[2], dy = g.output_gradient(0);
   const ValueId bias = node.inputs.size() > 3 ? node.inputs[3] : kNone;
   std::vector<ValueId> inputs{dy, q, k, v, node.outputs[0], node.outputs[1]};
-  if (bias != kNone) inputs.push_back(bias);
+  if (bias != kNone) inputs.insert(inputs.end(), {bias, node.outputs[2]});
   if (g.wants(0) || g.wants(1) || g.wants(2)) {
     Attributes attributes = node.attributes;
     attributes.erase("to");  // the gradients' types are those of q, k and v
@@ -178,7 +187,8 @@ void gradient(const Node& node, GradientBuilder& g) {
   Shape column = g.shape(q);
   column[3] = 1;
   const ValueId scores = g.emit("Add", {product(q, k, node.attributes.get("scale", 1.0f)), g.cast(bias, wide)});
-  ValueId weights = g.emit("Exp", {g.emit("Sub", {scores, g.reshape(lse, column)})});
+  const ValueId above = g.emit("Sub", {g.emit("Sub", {scores, g.reshape(lse, column)}), g.reshape(node.outputs[2], column)});
+  ValueId weights = g.emit("Exp", {above});
   if (node.attributes.get("causal", 0)) weights = g.emit("Trilu", {weights}, {{"upper", int64_t{0}}, {"k", int64_t{0}}});
   const ValueId delta = g.reduce_to(g.emit("Mul", {g.cast(dy, wide), g.cast(node.outputs[0], wide)}), column);
   const ValueId slope = g.emit("Mul", {weights, g.emit("Sub", {product(dy, v, 1), delta})});
@@ -226,7 +236,8 @@ void lower_attention(Lowering& l) {
     inputs.push_back(mask);
   }
   const float scale = attributes.get("scale", static_cast<float>(1 / std::sqrt(static_cast<double>(depth))));
-  ValueId y = l.emit_many("Attention", inputs, {{"scale", scale}, {"causal", attributes.get("is_causal", 0)}, {"safe", int64_t{1}}}, 2)[0];
+  ValueId y = l.emit_many("Attention", inputs, {{"scale", scale}, {"causal", attributes.get("is_causal", 0)}, {"safe", int64_t{1}}},
+                          l.has(3) ? 3 : 2)[0];
   if (flat) {
     const int64_t width = l.shape(y)[3];
     y = l.reshape(l.transpose(y, {0, 2, 1, 3}), {q_shape[0], q_shape[1], heads * width});

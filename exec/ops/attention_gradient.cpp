@@ -1,4 +1,4 @@
-// AttentionGrad(dy, q, k, v, o, lse, bias?) -> dq, dk, dv: the gradient of Attention (attention.cpp).
+// AttentionGrad(dy, q, k, v, o, lse, bias?, rest?) -> dq, dk, dv: the gradient of Attention (attention.cpp).
 //
 // Scores are made again block by block. A task is a block of keys of one head of these: it goes through the rows of all heads that share
 // them, in ascending order, which is the order of dk's and dv's sums. Those of dq are over blocks of keys, so a task adds to a block of
@@ -20,14 +20,14 @@ namespace {
 using namespace attention;
 
 // Scores, of which none exceeds lse, become weights p, their gradients dp become ds = scale * p * (dp - delta), delta = dy . o of the row.
-template <typename T> void differentiate_row(const Problem& p, T* scores, T* gradients, int64_t n, T lse, T delta) {
+template <typename T> void differentiate_row(const Problem& p, T* scores, T* gradients, int64_t n, T lse, T rest, T delta) {
   const int64_t end = padded(p, n);
   std::fill(scores + n, scores + end, -std::numeric_limits<T>::infinity());
   std::fill(gradients + n, gradients + end, T(0));
-  const T scale = static_cast<T>(p.scale);
+  const T scale = slope_of_scores(p, lse);
 #pragma GCC ivdep
   for (int64_t j = 0; j < end; ++j) {
-    scores[j] = math::exp_of_weight(scores[j] - lse);
+    scores[j] = math::exp_of_weight(scores[j] - lse - rest);
     gradients[j] = scale * scores[j] * (gradients[j] - delta);
   }
 }
@@ -106,6 +106,7 @@ template <typename T> struct Backward {
     Operand<T> dy, q, k, v, stored_dy, stored_o;
     const T* lse;
     const std::byte* bias;
+    const T* rest;  // with a bias
     Result<T> dq;
   };
   // What the rows see of a block of keys, and what they give to it: sums.
@@ -169,6 +170,7 @@ template <typename T> struct Backward {
             .stored_o = input(4, row, p.width, stored_o),
             .lse = args.in<T>(5) + row,
             .bias = args.inputs.size() > 6 && args.inputs[6] ? args.in<std::byte>(6) + bias_offset(p, item) * bytes_each<T>(bias) : nullptr,
+            .rest = args.inputs.size() > 7 ? args.in<T>(7) + row : nullptr,
             .dq = Result<T>(args.out<std::byte>(0), p.depth, 1, dq).from(row, 0)};
   }
 
@@ -195,7 +197,8 @@ template <typename T> struct Backward {
                  .diagonal = diagonal},
                 workspace);
     for (int64_t i = 0; i < rows; ++i)
-      differentiate_row(p, scores + i * p.stride, gradients + i * p.stride, seen(p, row + i, column, n), h.lse[row + i], delta[i]);
+      differentiate_row(p, scores + i * p.stride, gradients + i * p.stride, seen(p, row + i, column, n), h.lse[row + i],
+                        h.rest ? h.rest[row + i] : T(0), delta[i]);
     const auto down = [&](const T* of_scores, const Operand<T>& b, T* c, int64_t width) {  // c += of_scores^T b
       multiply<T>({.rows = n,
                    .columns = width,

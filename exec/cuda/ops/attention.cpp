@@ -40,8 +40,8 @@ template <typename T, int width, bool deep> struct AttentionKernel {
   };
 
   Problem p;
-  Rows<T> q, k, v, bias, o;  // bias: a row of which its strides tell the rest; without data where there is none
-  T* lse;
+  Rows<T> q, k, v, bias, o;  // bias: its first row, strides lead to the others; without data where there is none
+  T *lse, *rest;             // rest: with a bias, else null
   int64_t depth_rows, parts;
 
   template <class Block> HOST_DEVICE void operator()(Block& block) const {
@@ -154,10 +154,10 @@ template <typename T, int width, bool deep> struct AttentionKernel {
     });
   }
 
-  // Of a row without a score: what its weights become 0 relative to.
+  // Of a row without a score, but perhaps NaN: what its weights become 0 relative to, or NaN.
   HOST_DEVICE static T hide(T (&scores)[kGroups]) {
     ORT_TRAIN_UNROLL
-    for (int m = 0; m < kGroups; ++m) scores[m] = -infinity<T>();
+    for (int m = 0; m < kGroups; ++m) scores[m] = scores[m] != scores[m] ? scores[m] : -infinity<T>();
     return T(0);
   }
 
@@ -168,10 +168,7 @@ template <typename T, int width, bool deep> struct AttentionKernel {
     const T now = largest_now(shared, row, column, in_block);
     const bool hidden = now == -infinity<T>();  // everything up to here
     const T keep = column == 0 ? T(0) : hidden ? T(1) : math::exp_of_weight(shared.largest[row] - now);
-    if (column == 0)
-      shared.sum[row] = hidden ? T(0) : sum;
-    else if (!hidden)
-      shared.sum[row] = shared.sum[row] * keep + sum;
+    shared.sum[row] = column == 0 ? sum : shared.sum[row] * keep + sum;
     shared.largest[row] = now;
     shared.keep[row] = keep;
   }
@@ -188,7 +185,9 @@ template <typename T, int width, bool deep> struct AttentionKernel {
     }
     if (task.part == 0 && t < kRows<T> && row + t < p.rows) {
       const bool hidden = p.safe && shared.sum[t] == T(0);
-      lse[task.item * p.rows + row + t] = hidden ? infinity<T>() : log_of_sum(shared.largest[t], shared.sum[t]);
+      const int64_t at = task.item * p.rows + row + t;
+      lse[at] = hidden ? infinity<T>() : log_of_sum(shared.largest[t], shared.sum[t]);
+      if (rest) rest[at] = hidden ? T(0) : rest_of_sum(shared.largest[t], shared.sum[t]);
     }
   }
 };
@@ -204,6 +203,7 @@ KernelRun make(const KernelSpec& spec) {
                                            .bias = {},
                                            .o = rows_of<T>(spec.outputs[0].shape, stored_element(spec.outputs[0])),
                                            .lse = nullptr,
+                                           .rest = nullptr,
                                            .depth_rows = depth_block(p.depth),
                                            .parts = parts_of(p.width, width)};
     if (spec.has(3)) kernel.bias.element = stored_element(spec.inputs[3]);
@@ -213,6 +213,7 @@ KernelRun make(const KernelSpec& spec) {
       on.q = kernel.q.on(args.inputs[0]), on.k = kernel.k.on(args.inputs[1]), on.v = kernel.v.on(args.inputs[2]);
       if (args.inputs.size() > 3) on.bias = kernel.bias.on(args.inputs[3]);
       on.o = kernel.o.on(args.outputs[0]), on.lse = args.out<T>(1);
+      on.rest = args.outputs.size() > 2 ? args.out<T>(2) : nullptr;
       launch(on, blocks, args);
     };
   });

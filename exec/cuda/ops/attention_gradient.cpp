@@ -24,7 +24,7 @@ using namespace attention;
 template <typename T> struct GradientTensors {
   Problem p;
   Rows<T> dy, q, k, v, stored_dy, o, bias, dq, dk, dv;  // stored_dy: as it is, for dy . o
-  const T* lse;
+  const T *lse, *rest;                                  // rest: with a bias, else null
   T* delta;
   int64_t depth_rows, width_rows;  // of a block of the depth of scores, of their gradients
 
@@ -32,8 +32,11 @@ template <typename T> struct GradientTensors {
   HOST_DEVICE BiasTile<T> bias_at(int64_t item, int64_t row, int64_t column, int64_t row_step, int64_t column_step) const {
     return {bias.data, bias.element, bias_offset(p, item) + row * p.bias[2] + column * p.bias[3], row_step, column_step};
   }
-  HOST_DEVICE T weight(T score, T lse_of_row) const { return math::exp_of_weight(score - lse_of_row); }
-  HOST_DEVICE T slope(T weight, T gradient, T delta_of_row) const { return static_cast<T>(p.scale) * weight * (gradient - delta_of_row); }
+  HOST_DEVICE T weight(T score, T lse_of_row, T rest_of_row) const { return math::exp_of_weight(score - lse_of_row - rest_of_row); }
+  HOST_DEVICE T slope(T weight, T gradient, T lse_of_row, T delta_of_row) const {
+    return slope_of_scores(p, lse_of_row) * weight * (gradient - delta_of_row);
+  }
+  HOST_DEVICE T rest_at(int64_t row) const { return rest ? rest[row] : T(0); }
 };
 
 // Adds a block's chain to the sums before it, as products with a start do.
@@ -94,7 +97,7 @@ template <typename T, int width, bool deep> struct QueryGradientKernel {
       typename Scoring::Stage scoring;
       typename Summing::Stage summing;
     };
-    T lse[kRows<T>], delta[kRows<T>];
+    T lse[kRows<T>], rest[kRows<T>], delta[kRows<T>];
   };
 
   GradientTensors<T> of;
@@ -115,6 +118,7 @@ template <typename T, int width, bool deep> struct QueryGradientKernel {
     block.each([&](int t) {
       if (t >= kRows<T> || row + t >= p.rows) return;
       shared.lse[t] = of.lse[task.item * p.rows + row + t];
+      shared.rest[t] = of.rest_at(task.item * p.rows + row + t);
       shared.delta[t] = of.delta[task.item * p.rows + row + t];
     });
     for (int64_t column = 0; column < columns; column += kKeys) {
@@ -156,7 +160,7 @@ template <typename T, int width, bool deep> struct QueryGradientKernel {
       ORT_TRAIN_UNROLL
       for (int r = 0; r < kWarpRows<T>; ++r) {
         const int at = t / 32 * kWarpRows<T> + r;
-        shared.weights.at(at, j) = of.weight(j < seen[r] ? scores.of[r][m] : -infinity<T>(), shared.lse[at]);
+        shared.weights.at(at, j) = of.weight(j < seen[r] ? scores.of[r][m] : -infinity<T>(), shared.lse[at], shared.rest[at]);
       }
     }
   }
@@ -174,7 +178,7 @@ template <typename T, int width, bool deep> struct QueryGradientKernel {
       for (int r = 0; r < kWarpRows<T>; ++r) {
         const int at = t / 32 * kWarpRows<T> + r;
         T& weight = shared.weights.at(at, j);
-        weight = of.slope(weight, j < seen[r] ? gradients.of[r][m] : T(0), shared.delta[at]);
+        weight = of.slope(weight, j < seen[r] ? gradients.of[r][m] : T(0), shared.lse[at], shared.delta[at]);
       }
     }
   }
@@ -265,12 +269,12 @@ template <typename T, int width, bool deep> struct KeyGradientKernel {
     for (int m = 0; m < kGroups; ++m) {
       const int i = t % 32 + 32 * m;
       if (32 * m + 31 < begin || i >= n) continue;
-      const T lse = shared.lse[i];
+      const T lse = shared.lse[i], rest = of.rest_at(item * p.rows + row + i);
       const int seen = keys_seen(row + i, key);
       ORT_TRAIN_UNROLL
       for (int r = 0; r < kWarpRows<T>; ++r) {
         const int at = t / 32 * kWarpRows<T> + r;
-        shared.weights.at(at, i) = of.weight(at < seen ? scores.of[r][m] : -infinity<T>(), lse);
+        shared.weights.at(at, i) = of.weight(at < seen ? scores.of[r][m] : -infinity<T>(), lse, rest);
       }
     }
   }
@@ -281,13 +285,13 @@ template <typename T, int width, bool deep> struct KeyGradientKernel {
     for (int m = 0; m < kGroups; ++m) {
       const int i = t % 32 + 32 * m;
       if (32 * m + 31 < begin || i >= n) continue;
-      const T delta = shared.delta[i];
+      const T lse = shared.lse[i], delta = shared.delta[i];
       const int seen = keys_seen(row + i, key);
       ORT_TRAIN_UNROLL
       for (int r = 0; r < kWarpRows<T>; ++r) {
         const int at = t / 32 * kWarpRows<T> + r;
         T& weight = shared.weights.at(at, i);
-        weight = of.slope(weight, at < seen ? gradients.of[r][m] : T(0), delta);
+        weight = of.slope(weight, at < seen ? gradients.of[r][m] : T(0), lse, delta);
       }
     }
   }
@@ -312,7 +316,7 @@ template <typename T> GradientTensors<T> on(const GradientTensors<T>& prepared, 
   GradientTensors<T> of = prepared;
   of.dy = of.dy.on(args.inputs[0]), of.stored_dy = of.stored_dy.on(args.inputs[0]);
   of.q = of.q.on(args.inputs[1]), of.k = of.k.on(args.inputs[2]), of.v = of.v.on(args.inputs[3]);
-  of.o = of.o.on(args.inputs[4]), of.lse = args.in<T>(5);
+  of.o = of.o.on(args.inputs[4]), of.lse = args.in<T>(5), of.rest = args.inputs.size() > 7 ? args.in<T>(7) : nullptr;
   if (args.inputs.size() > 6) of.bias = of.bias.on(args.inputs[6]);
   of.dq = of.dq.on(args.outputs[0]), of.dk = of.dk.on(args.outputs[1]), of.dv = of.dv.on(args.outputs[2]);
   of.delta = reinterpret_cast<T*>(args.workspace);

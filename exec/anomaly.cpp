@@ -5,6 +5,8 @@
 #include <algorithm>
 #include <cstdint>
 
+#include "graph/op_def.h"
+
 namespace ort_train {
 namespace {
 
@@ -102,6 +104,16 @@ std::string AnomalyDetector::before(NodeId id, std::span<const void* const> inpu
   return {};
 }
 
+// Whether an update makes a weight or optimizer state infinite that was finite before.
+bool AnomalyDetector::makes_state_infinite(const Node& node, size_t output) const {
+  for (const Alias& write : node.op->writes) {
+    if (static_cast<size_t>(write.output) != output) continue;
+    const ValueId before = node.inputs[static_cast<size_t>(write.input)];
+    return before != kNone && found_[before].is_finite();
+  }
+  return false;
+}
+
 std::string AnomalyDetector::behind(NodeId id, std::span<void* const> outputs) {
   const Node& node = graph_.node(id);
   bool nan = false, infinite = false;
@@ -114,9 +126,11 @@ std::string AnomalyDetector::behind(NodeId id, std::span<void* const> outputs) {
     const ValueId output = node.outputs[i];
     if (output == kNone) continue;
     const Found& found = found_[output] = look(output, outputs[i]);
-    // NaN of infinities is an anomaly, but for updates: they skip what isn't finite.
-    const bool makes_nan = found.nan > 0 && !nan && !(infinite && node.stage == Stage::update);
-    const bool makes_infinity = found.infinite > 0 && !nan && !infinite && trained_[output];
+    // NaN of infinities is an anomaly, but for updates: they skip what isn't finite. Factors that only an update uses may be infinite: a
+    // channel whose gradient is always zero has one of 1 / sqrt(0).
+    const bool is_update = node.stage == Stage::update;
+    const bool makes_nan = found.nan > 0 && !nan && !(infinite && is_update);
+    const bool makes_infinity = found.infinite > 0 && !nan && (is_update ? makes_state_infinite(node, i) : !infinite && trained_[output]);
     if (wrong.empty() && (makes_nan || makes_infinity))
       wrong = fmt::format("[{}] makes {} in output {} ('{}'){}", describe(graph_, id), describe_found(output, found), i,
                           graph_.value(output).name, infinite ? "; of its inputs, some are infinite" : ", of finite inputs");

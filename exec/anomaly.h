@@ -34,6 +34,7 @@ class AnomalyDetector {
     bool is_finite() const { return nan + infinite == 0; }
   };
   Found look(ValueId value, const void* data) const;
+  bool makes_state_infinite(const Node& node, size_t output) const;
   std::string describe_found(ValueId value, const Found& found) const;
 
   const Graph& graph_;

@@ -261,7 +261,8 @@ struct Executor::Impl {
   // With bytes of the host, or with elements that are all the same: to a device by way of the spare memory, from which it can copy.
   void fill(const Place& place, const std::byte* from, DType dtype, double number) {
     const bool far = is_far(program, place);
-    const int64_t most = far ? program.spare.bytes : place.bytes;
+    const int64_t block = from != nullptr ? 1 : storage_of(dtype).block_bytes;
+    const int64_t most = far ? program.spare.bytes / block * block : place.bytes;
     require(most > 0, "no memory to bring a constant by");
     for (int64_t done = 0, count; done < place.bytes; done += count) {
       count = std::min(most, place.bytes - done);

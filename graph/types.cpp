@@ -110,6 +110,7 @@ template <typename T> void fill_with(std::span<std::byte> bytes, T number) {
 
 // Both maps have 1 as their last code.
 void fill_blocks(std::span<std::byte> bytes, float number) {
+  require(bytes.size() % kDynamic8BlockBytes == 0, "a part of a block of 8-bit numbers");
   for (size_t at = 0; at < bytes.size(); at += kDynamic8BlockBytes) {
     std::memset(bytes.data() + at, 255, kDynamic8Block);
     std::memcpy(bytes.data() + at + kDynamic8Block, &number, sizeof(number));

@@ -146,6 +146,24 @@ TEST_F(Anomalies, MasksAreNone) {
   EXPECT_EQ(Trainer(o).train().steps, 3);
 }
 
+// The column of a feature that is always zero has a mean square of zero, whose root an update divides by.
+TEST_F(Anomalies, FactorsOfAnUpdateAreNone) {
+  std::vector<float> x = samples();
+  for (size_t i = 1; i < x.size(); i += 4) x[i] = 0;
+  Options o = job("[product] y = Gemm <transB = 1> (x, w)", x);
+  o.optim = "adafactor_torch";
+  EXPECT_EQ(Trainer(o).train().steps, 3);
+}
+
+// The second update of a weight that has become large.
+TEST_F(Anomalies, OfAnUpdate) {
+  Options o = job("[product] a = MatMul (x, w)\ny = Tanh (a)", samples());
+  o.optim = "sgd";
+  o.weight_decay = 1;
+  o.learning_rate = 1e20;
+  EXPECT_THAT(found(o), AllOf(StartsWith("step 2: ["), HasSubstr("update] makes "), HasSubstr("infinit")));
+}
+
 // With loss scaling, what overflows in the backward pass has a step skipped, and is told; the forward pass has no such excuse.
 TEST_F(Anomalies, AreToldWithLossScaling) {
   std::vector<std::string> notes;

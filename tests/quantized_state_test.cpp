@@ -18,6 +18,8 @@
 #include "passes/pack_weights.h"
 #include "test_paths.h"
 #include "tests/arrays.h"
+#include "tests/chain_model.h"
+#include "tests/discrete_device.h"
 #include "tests/onnx_models.h"
 #include "tests/plan_support.h"
 #include "tests/trainer_runs.h"
@@ -529,6 +531,27 @@ TEST_F(QuantizedRuns, ACheckpointOfOtherStateIsRefused) {
       EXPECT_THAT(std::string(e.what()), HasSubstr(fmt::format("was saved with `optim` {}, not {}", saved, wanted)));
     }
   }
+}
+
+// What doesn't begin as zeros is brought to a device with memory of its own in pieces of whole blocks.
+TEST_F(QuantizedRuns, OnADeviceBeginAsOnTheProcessor) {
+  constexpr int64_t kBytes = 500'000'000;  // of each memory
+  Options o = chain_job(folder / "chain", 2, 512, 256);
+  o.profile = profile;
+  o.threads = 1;
+  o.max_steps = 2;
+  o.optim = "adagrad_8bit";
+  o.optim_args["adagrad_initial_accumulator_value"] = 0.1;
+  const Run plain = train(o);
+  on = {.make = [](const Program& program, const std::vector<const Graph*>& graphs) -> std::unique_ptr<Device> {
+          return std::make_unique<DiscreteDevice>(program, graphs, /*threads=*/1, /*seed=*/8);
+        },
+        .memories = {.device = kBytes, .host = kBytes},
+        .page = 4096};
+  o.budget = 1'000'000'000;
+  const Run discrete = train(o);
+  EXPECT_EQ(discrete.losses, plain.losses);
+  EXPECT_EQ(discrete.summary.weights_hash, plain.summary.weights_hash);
 }
 
 }  // namespace

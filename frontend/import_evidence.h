@@ -65,6 +65,8 @@ std::vector<std::string> missing_parameters(const Evidence& evidence);
 // "weight of MatMul"; of the first use that has a name.
 std::string role_of(const Subject& subject);
 bool is_running_statistic(const Use& use);
+// Whether one of the uses makes it a layer's bias or scale, or, if it has two dimensions or more, a layer's weight.
+bool is_layers_own(const std::vector<Use>& uses, const Shape& shape);
 // The codes of a quantized weight; their scales and zero points.
 bool is_quantized_place(const Use& use);
 bool is_quantization_place(const Use& use);

@@ -167,7 +167,8 @@ bool is_attribute(const Subject& subject) {
   if (name.find('.') != std::string::npos) return true;
   const bool is_word =
       std::all_of(name.begin(), name.end(), [](char c) { return std::isalnum(static_cast<unsigned char>(c)) || c == '_'; });
-  return is_word && !name.empty() && !std::isdigit(static_cast<unsigned char>(name.back()));
+  const size_t end = name.find_last_not_of("0123456789");  // of what stands before a number
+  return is_word && end != std::string::npos && (end + 1 == name.size() || name[end] != '_');
 }
 
 // Whether it is added to a product, or the bias of a layer: that of a layer of one unit has one element.
@@ -193,7 +194,8 @@ bool is_fresh_use(const Evidence& evidence, const Subject& subject, const Use& u
       // Zeros are trained from. A filter that smooths is one number throughout, too, and has no bias; an initializer of a product or a
       // lookup is a weight.
       const bool has_bias = use.node < evidence.graph.nodes.size() && evidence.graph.nodes[use.node].inputs.size() > 2;
-      return number == 0 || (use.op_type.starts_with("Conv") ? has_bias : !subject.in_node);
+      const bool is_of_one = element_count(subject.candidate.tensor->shape) == 1;  // find_small() has looked at these
+      return number == 0 || is_of_one || (use.op_type.starts_with("Conv") ? has_bias : !subject.in_node);
     }
     // What stands in for a group normalisation: its own scale and bias come behind it.
     if (use.op_type != "InstanceNormalization" || use.node >= evidence.graph.nodes.size()) return true;
@@ -219,6 +221,13 @@ bool is_fresh_use(const Evidence& evidence, const Subject& subject, const Use& u
 
 // The running mean and variance: state of the layer, not what a gradient changes.
 bool is_running_statistic(const Use& use) { return use.op_type == "BatchNormalization" && use.domain.empty() && use.input >= 3; }
+
+bool is_layers_own(const std::vector<Use>& uses, const Shape& shape) {
+  return std::any_of(uses.begin(), uses.end(), [&](const Use& use) {
+    const Role* const role = find_role(use);
+    return role != nullptr && (role->part == Part::bias || role->part == Part::scale || (role->part == Part::weight && shape.size() > 1));
+  });
+}
 
 bool is_quantized_place(const Use& use) {
   return (use.op_type == "DequantizeLinear" && use.input == 0) || (use.op_type == "MatMulNBits" && use.input == 1);
@@ -276,7 +285,9 @@ Verdicts find_small(const Evidence& evidence, const Undecided& open) {
     const onnx::TensorDef& tensor = *evidence.subjects[i].candidate.tensor;
     if (element_count(tensor.shape) != 1) continue;
     const std::vector<Use>& ends = evidence.subjects[i].ends;
-    if (!tensor.shape.empty() && std::any_of(ends.begin(), ends.end(), [&](const Use& use) { return is_bias(evidence, use); })) continue;
+    // Of a layer of one unit or channel.
+    const bool is_added = std::any_of(ends.begin(), ends.end(), [&](const Use& use) { return is_bias(evidence, use); });
+    if (!tensor.shape.empty() && (is_added || is_layers_own(ends, tensor.shape))) continue;
     if (std::any_of(ends.begin(), ends.end(), is_slope)) continue;
     // Every model has numbers of no dimension; a module's attribute ("encoder.scale", "temperature") is worth telling of.
     const bool tells = !tensor.shape.empty() || is_attribute(evidence.subjects[i]);

@@ -139,14 +139,14 @@ ValueId Selections::find(Lowering& l, ValueId given, const std::string& node) {
                   times, limits_[i].count);
     selection.exact = limits_[i].exact;
     const int64_t limit = limits_[i].count / times;
-    selection.limit = selection.exact ? limit : std::min(limit, selection.limit);
+    selection.limit = selection.exact ? limit : std::min(limit, element_count(l.shape(base)));
   }
   const int64_t size = selection.limit * times, all = element_count(l.shape(mask));
   if (const auto padding = padded_.find(mask); padding != padded_.end()) mask = first(l, mask, padding->second, 0);
   const std::vector<ValueId> found = l.emit_many("FindSelected", {mask}, {{"limit", size}, {"exact", int64_t{selection.exact}}}, 2);
   if (selection.counts.empty())
-    notes_.push_back(fmt::format("'{}' selects {} {} of {} elements of each batch{}", node, selection.exact ? "just" : "at most", size, all,
-                                 size == all ? " (`selects` can say fewer)" : ""));
+    notes_.push_back(fmt::format("'{}' selects {} {} of {} elements of each batch{}", node, selection.exact ? "exactly" : "at most", size,
+                                 all, size == all ? " (`selects` can say fewer)" : ""));
   selection.counts.try_emplace(times, found[1]);
   if (!selection.exact) padded_[found[0]] = {.count = {.selection = number, .times = times}, .axis = 1, .repeats = true};
   finders_.push_back({.mask = given, .indices = found[0]});

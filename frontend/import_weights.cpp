@@ -176,7 +176,9 @@ std::vector<Subject> WeightTable::subjects(const onnx::GraphDef& graph, const Us
     if (node.op_type != "Constant" || !node.domain.empty() || node.outputs.size() != 1 || !uses.contains(node.outputs[0])) continue;
     const auto tensor = node.tensors.find("value");
     if (tensor == node.tensors.end() || !tensor->second.dtype || !is_floating(*tensor->second.dtype)) continue;
-    if (element_count(tensor->second.shape) > 1) consider(node.outputs[0], tensor->second, true);
+    const Shape& shape = tensor->second.shape;
+    if (element_count(shape) > 1 || (!shape.empty() && is_layers_own(uses.at(node.outputs[0]), shape)))
+      consider(node.outputs[0], tensor->second, true);
   }
   return found;
 }
@@ -231,13 +233,13 @@ void WeightTable::note_own_names(const onnx::GraphDef& graph) {
       names.size(), names.size() == 1 ? " has" : "s have", names[0]));
 }
 
-// A weight that is stored twice is frozen under all of its names where `freeze` has one of them, unless `train` has another.
+// A weight that is stored twice is frozen under all of its names where `freeze` has one of them, unless `train` has another; otherwise
+// it is trained if it is trained under any of them.
 void WeightTable::share_choices(std::vector<Candidate>& found, const std::vector<Tie>& ties) {
   const auto named = [&](const std::vector<std::string>& patterns, const Candidate& candidate) {
     const TensorFate& fate = result_.info.tensors[candidate.fate];
     return names_tensor(patterns, fate.name, fate.original);
   };
-  if (options_.freeze.empty() && !options_.adapts) return;
   std::map<size_t, std::vector<size_t>> groups;  // by the one that is kept
   for (const Tie& tie : ties) groups[tie.kept].push_back(tie.tied);
   std::map<PlaceKey, size_t> places;
@@ -251,7 +253,17 @@ void WeightTable::share_choices(std::vector<Candidate>& found, const std::vector
       return std::any_of(group.begin(), group.end(), [&](size_t i) { return named(patterns, found[i]); });
     };
     const bool adapts = options_.adapts && !found[kept].tensor->added;
-    if (!any(options_.freeze) && !adapts) continue;
+    if (!any(options_.freeze) && !adapts) {
+      const bool trains = std::any_of(group.begin(), group.end(), [&](size_t i) { return found[i].trainable; });
+      for (const size_t i : group) {
+        if (found[i].trainable == trains) continue;
+        found[i].trainable = true;
+        TensorFate& fate = result_.info.tensors[found[i].fate];
+        fate.treatment = Treatment::trained;
+        fate.why = "tied with a weight that is trained";
+      }
+      continue;
+    }
     const bool trains = any(options_.train);
     for (const size_t i : group) {
       found[i].trainable = trains;
@@ -451,7 +463,7 @@ std::map<std::string, Meaning> WeightTable::add(const onnx::GraphDef& graph, con
       by_place_.insert_or_assign(place_key(candidate), std::pair(candidate, by_index.back()));
     }
     meanings[candidate.name] = by_index.back();
-    if (candidate.uses.size() > 1) shared.push_back(fmt::format("'{}' ({})", candidate.name, candidate.uses.size()));
+    if (candidate.uses.size() > 1 && candidate.trainable) shared.push_back(fmt::format("'{}' ({})", candidate.name, candidate.uses.size()));
   }
   add_quantized(graph, uses, meanings);
   if (!shared.empty()) {

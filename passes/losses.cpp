@@ -6,8 +6,8 @@
 //            sum = ReduceSum of what the loss makes of each element, row or sample                 the others
 //            sum = the output itself                                                               output
 //
-// Most exported classifiers end in a Softmax or a Sigmoid. A loss that takes the softmax or the sigmoid of what it reads reads of such an
-// output what goes into that; the output stays what it is.
+// Most exported classifiers end in a Softmax or Sigmoid, perhaps reshaped or transposed. A loss that takes the softmax or sigmoid itself
+// reads what goes into that instead; the output stays as it is.
 //
 // To add a loss: write how it is made, and add it to kLosses; golden values come from models/golden_losses.py.
 
@@ -17,6 +17,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <optional>
 
 #include "graph/builder.h"
 #include "graph/op_def.h"
@@ -437,28 +438,74 @@ std::vector<ValueId> read_outputs(const Graph& graph, const LossSpec& spec, cons
   return read;
 }
 
-// The node that makes the value, but for Casts, if it is one of that op.
-const Node* maker(const Graph& graph, ValueId value, std::string_view op) {
-  const View view(graph);
-  for (const Node* node = view.made_by(value, "Cast"); node != nullptr; node = view.made_by(value, "Cast")) value = node->inputs[0];
-  return view.made_by(value, op);
+// Which axis of a Reshape's input an axis of its result is; none where it was joined with others, or divided.
+std::optional<int64_t> axis_before(const Shape& from, const Shape& to, int64_t axis) {
+  const int64_t before = element_count(to.before(static_cast<size_t>(axis)));
+  for (size_t i = 0; i < from.size(); ++i) {
+    if (from[i] == to[axis] && element_count(from.before(i)) == before) return static_cast<int64_t>(i);
+  }
+  return std::nullopt;
 }
 
-// What goes into the Softmax or LogSoftmax over the classes, or into the Sigmoid, that makes an output; the output itself where none does.
-ValueId logits_behind(const Graph& graph, const LossTerm& term, const LossDef& def, ValueId output) {
-  if (def.takes == Takes::sigmoid) {
-    const Node* const sigmoid = maker(graph, output, "Sigmoid");
-    return sigmoid == nullptr ? output : sigmoid->inputs[0];
+// The Softmax, LogSoftmax or Sigmoid that makes an output, seen through nodes that only move or convert its elements.
+struct Probabilities {
+  const Node* node = nullptr;
+  std::vector<const Node*> moves{};  // from the output back
+  std::optional<int64_t> axis{};     // of the node's result: the one that becomes the output's axis of classes
+};
+Probabilities probabilities(const Graph& graph, ValueId output, std::optional<int64_t> axis) {
+  const View view(graph);
+  Probabilities found{.axis = axis};
+  for (const Node* node = view.made_by(output); node != nullptr; node = view.made_by(node->inputs[0])) {
+    const std::string_view op = node->op->name;
+    if (op == "Softmax" || op == "LogSoftmax" || op == "Sigmoid") {
+      found.node = node;
+      break;
+    }
+    if (op == "Cast") continue;
+    if (op != "Reshape" && op != "Transpose") break;
+    found.moves.push_back(node);
+    if (!found.axis) continue;
+    if (op == "Reshape")
+      found.axis = axis_before(graph.value(node->inputs[0]).shape, graph.value(node->outputs[0]).shape, *found.axis);
+    else
+      found.axis = node->attributes.get("perm", std::vector<int64_t>{}).at(static_cast<size_t>(*found.axis));
   }
+  return found;
+}
+
+// The axis of classes of an output; none where it has no such axis.
+std::optional<int64_t> class_axis(const Graph& graph, const LossTerm& term, ValueId output) {
   const auto rank = static_cast<int64_t>(graph.value(output).shape.size());
   const auto given = term.parameters.find("axis");
   const int64_t axis = given == term.parameters.end() ? -1 : static_cast<int64_t>(given->second[0]);
-  for (const char* op : {"Softmax", "LogSoftmax"}) {
-    const Node* const node = def.takes == Takes::softmax ? maker(graph, output, op) : nullptr;
-    if (node != nullptr && normalize_axis(node->attributes.get("axis", -1), rank, "axis") == (axis < 0 ? axis + rank : axis))
-      return node->inputs[0];
+  if (axis < -rank || axis >= rank) return std::nullopt;  // classes_last() refuses it
+  return axis < 0 ? axis + rank : axis;
+}
+
+// The Softmax or LogSoftmax over the classes, or the Sigmoid, that makes an output and that the loss makes itself; its node is null where
+// there is none.
+Probabilities made_by_loss(const Graph& graph, const LossTerm& term, const LossDef& def, ValueId output) {
+  const Probabilities made = probabilities(graph, output, class_axis(graph, term, output));
+  if (made.node == nullptr) return made;
+  const bool is_sigmoid = made.node->op->name == "Sigmoid";
+  if (is_sigmoid ? def.takes == Takes::sigmoid : def.takes == Takes::softmax) {
+    const auto rank = static_cast<int64_t>(graph.value(made.node->outputs[0]).shape.size());
+    if (is_sigmoid || made.axis == normalize_axis(made.node->attributes.get("axis", -1), rank, "axis")) return made;
   }
-  return output;
+  return {};
+}
+
+// What goes into it, moved as its result is; the output itself where there is none.
+ValueId logits_of(Graph& graph, const LossTerm& term, const LossDef& def, ValueId output) {
+  const Probabilities made = made_by_loss(graph, term, def, output);
+  if (made.node == nullptr) return output;
+  ValueId logits = made.node->inputs[0];
+  std::vector<Node> moves;  // copies: the graph grows
+  for (auto move = made.moves.rbegin(); move != made.moves.rend(); ++move) moves.push_back(**move);
+  Builder builder(graph);
+  for (const Node& move : moves) logits = builder.named(move.name, move.ordinal).emit(move.op->name, {logits}, move.attributes);
+  return logits;
 }
 
 }  // namespace
@@ -480,8 +527,9 @@ std::vector<std::string> loss_notes(const Graph& forward, const LossSpec& spec) 
     const LossDef& def = find_loss(term.kind);
     for (const ValueId read : read_outputs(forward, spec, term, def)) {
       const std::string& name = forward.output_name(read);
-      const bool is_sigmoid = maker(forward, read, "Sigmoid") != nullptr;
-      if (logits_behind(forward, term, def, read) != read)
+      const Node* const made = probabilities(forward, read, std::nullopt).node;
+      const bool is_sigmoid = made != nullptr && made->op->name == "Sigmoid";
+      if (made_by_loss(forward, term, def, read).node != nullptr)
         notes.push_back(
             fmt::format("the output '{}' is a {}: the loss is taken of what goes into it", name, is_sigmoid ? "Sigmoid" : "Softmax"));
       else if (term.kind == "cross_entropy" && is_sigmoid)
@@ -499,7 +547,7 @@ std::vector<JobLoss> build_losses(Graph& graph, const LossSpec& spec) {
     const LossDef& def = find_loss(term.kind);
     const std::vector<ValueId> outputs = read_outputs(graph, spec, term, def);
     std::vector<ValueId> read;
-    for (const ValueId output : outputs) read.push_back(logits_behind(graph, term, def, output));
+    for (const ValueId output : outputs) read.push_back(logits_of(graph, term, def, output));
     LossBuilder builder(graph, term, def, outputs, read);
     def.build(builder);
     builder.loss.sum = builder.cast(builder.loss.sum, DType::float32);  // as it is read, whatever the model computes in

@@ -140,6 +140,23 @@ TEST(ImportWeights, OfOneElementSlopesAreTrainedAndNamedOnesNoted) {
   EXPECT_THAT(imported.info.notes[0], ::testing::StartsWith("'temperature' has one element"));
 }
 
+TEST(ImportWeights, OfLayersOfOneChannelAreTrained) {
+  const TestFolder folder;
+  const Imported imported = import_file(write_model(folder, R"(<ir_version: 8, opset_import: ["" : 17]>
+    g (float[2, 1, 2, 2] x) => (float[2, 1] y)
+    <float[1, 1, 1, 1] w = {2}, float[1] scale = {1.5}, float[1] b = {0.25}, float[1] mean = {0}, float[1] variance = {1}, float[1] factor = {3}> {
+      c = Conv (x, w)
+      n = BatchNormalization (c, scale, b, mean, variance)
+      m = Mul (n, factor)
+      f = Flatten (m)
+      v = Constant <value = float[4, 1] {1, 2, 3, 4}> ()
+      bias = Constant <value = float[1] {0.5}> ()
+      y = Gemm (f, v, bias)
+    })"));
+  EXPECT_EQ(parameter_names(imported), (Names{"w", "scale", "b", "mean", "variance", "v", "bias"}));
+  EXPECT_THAT(imported.info.notes, ::testing::Contains(::testing::StartsWith("'factor' has one element")));
+}
+
 TEST(ImportWeights, WhatTheStandardCallsNotDifferentiableIsNoWeight) {
   const TestFolder folder;
   const Imported imported = import_file(write_model(folder, R"(<ir_version: 8, opset_import: ["" : 17]>

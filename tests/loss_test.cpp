@@ -58,6 +58,12 @@ TEST_F(Losses, OfASoftmaxIsThatOfItsLogits) {
     EXPECT_TRUE(is_noted("the output 'y' is a Softmax: the loss is taken of what goes into it")) << end;
     std::filesystem::remove_all(folder / "softmax");
   }
+  const char* const turned = "t = Transpose <perm = [1, 0]> (z)\ns = Softmax <axis = 0> (t)\ny = Transpose <perm = [1, 0]> (s)";
+  EXPECT_EQ(losses(classifier("turned", turned), "turned"), plain);
+  EXPECT_TRUE(is_noted("the output 'y' is a Softmax"));
+  const char* const of_samples = "s = Softmax <axis = 0> (z)\nt = Transpose <perm = [1, 0]> (s)\ny = Transpose <perm = [1, 0]> (t)";
+  EXPECT_NE(losses(classifier("of_samples", of_samples), "of_samples"), plain);
+  EXPECT_FALSE(is_noted("is a Softmax"));
   // Other losses read the output itself.
   Options o = classifier("squares", "y = Softmax (z)");
   o.data = Arrays()
@@ -84,6 +90,11 @@ TEST_F(Losses, OfASigmoidAreThoseOfItsLogits) {
   const std::vector<double> plain = binary("logits", "y = Identity (z)");
   EXPECT_TRUE(notes.empty() || !is_noted("is a Sigmoid"));
   EXPECT_EQ(binary("sigmoid", "y = Sigmoid (z)"), plain);
+  EXPECT_TRUE(is_noted("the output 'y' is a Sigmoid: the loss is taken of what goes into it"));
+  const char* const moved =
+      "last = Constant <value_ints = [2]> ()\ns = Sigmoid (z)\nu = Unsqueeze (s, last)\nt = Transpose <perm = [0, 2, 1]> (u)\n"
+      "middle = Constant <value_ints = [1]> ()\ny = Squeeze (t, middle)";
+  EXPECT_EQ(binary("moved", moved), plain);
   EXPECT_TRUE(is_noted("the output 'y' is a Sigmoid: the loss is taken of what goes into it"));
   losses(classifier("mistaken", "y = Sigmoid (z)"), "mistaken");
   EXPECT_TRUE(is_noted("is `loss` binary_cross_entropy meant?"));

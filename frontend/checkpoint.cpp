@@ -4,6 +4,7 @@
 #include <cerrno>
 #include <cmath>
 #include <filesystem>
+#include <limits>
 #include <new>
 #include <nlohmann/json.hpp>
 #include <optional>
@@ -206,7 +207,7 @@ struct Candidate {
 
 // In the order in which they are tried: the latest run first, of that the largest step.
 std::vector<Candidate> find_candidates(const std::vector<CheckpointFolder>& folders,
-                                       const std::function<void(const std::string& path, const std::string& why, ErrorCode)>& broken) {
+                                       const std::function<void(const CheckpointFolder&, const std::string& why, ErrorCode)>& broken) {
   std::vector<Candidate> found;
   for (const CheckpointFolder& folder : folders) {
     Candidate candidate{.folder = folder, .manifest = {}};
@@ -215,11 +216,11 @@ std::vector<Candidate> find_candidates(const std::vector<CheckpointFolder>& fold
       candidate.manifest.at("state").at("run").get_to(candidate.run);
       if (candidate.run < 0) throw error(ErrorCode::corrupt, "its manifest names no run");
     } catch (const Error& problem) {
-      broken(folder.path, problem.what(), problem.code());
+      broken(folder, problem.what(), problem.code());
     } catch (const std::bad_alloc&) {
       throw;
     } catch (const std::exception& problem) {
-      broken(folder.path, problem.what(), ErrorCode::corrupt);
+      broken(folder, problem.what(), ErrorCode::corrupt);
     }
     found.push_back(std::move(candidate));
   }
@@ -404,12 +405,19 @@ Loaded load_checkpoint(const std::string& output_dir, const CheckpointContent& c
                        const BeforeLoad& before, const std::string& only) {
   std::string broken;                      // why the newest of them is
   ErrorCode failure = ErrorCode::corrupt;  // or io: perhaps it is whole, and the drive doesn't give it
-  const auto skip = [&](const std::string& path, const std::string& why, ErrorCode code = ErrorCode::corrupt) {
+  std::string unread;                      // the newest checkpoint that the drive fails to read, and why
+  int64_t unread_step = -1;
+  const auto skip = [&](const CheckpointFolder& folder, const std::string& why, ErrorCode code) {
+    const std::string what = folder.path + ": " + why;
     if (broken.empty()) {
-      broken = path + ": " + why;
+      broken = what;
       failure = code;
     }
-    note(fmt::format("{} is skipped: {}", path, why));
+    if (code == ErrorCode::io && folder.step > unread_step) {
+      unread = what;
+      unread_step = folder.step;
+    }
+    note(fmt::format("{} is skipped: {}", folder.path, why));
   };
   std::vector<CheckpointFolder> folders;
   if (only.empty())
@@ -422,6 +430,10 @@ Loaded load_checkpoint(const std::string& output_dir, const CheckpointContent& c
   std::erase_if(candidates, [](const Candidate& candidate) { return candidate.run < 0; });
   for (const Candidate& candidate : candidates) {
     const std::string& path = candidate.folder.path;
+    if (unread_step > candidate.folder.step)
+      throw error(ErrorCode::io,
+                  "{}; it may be whole: try again, or go on from an older one (`resume_from_checkpoint` {} with `overwrite`)", unread,
+                  path);
     bool preparing = false;
     try {
       Loaded loaded{.state = {}, .path = path, .settings = candidate.manifest.at("settings").get<Settings>()};
@@ -438,11 +450,12 @@ Loaded load_checkpoint(const std::string& output_dir, const CheckpointContent& c
       return loaded;
     } catch (const Error& problem) {
       if (problem.code() == ErrorCode::usage || (preparing && problem.code() != ErrorCode::corrupt)) throw;
-      skip(path, problem.what(), problem.code());
+      skip(candidate.folder, problem.what(), problem.code());
+      if (problem.code() == ErrorCode::io) unread_step = std::numeric_limits<int64_t>::max();  // all that follow are older
     } catch (const std::bad_alloc&) {
       throw;
     } catch (const std::exception& problem) {
-      skip(path, problem.what());
+      skip(candidate.folder, problem.what(), ErrorCode::corrupt);
     }
   }
   if (failure == ErrorCode::io) throw error(ErrorCode::io, "{}: none of its checkpoints can be read ({})", where, broken);

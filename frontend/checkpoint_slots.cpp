@@ -89,9 +89,10 @@ void read_slots(const std::string& path, const SlotTable& table, const Json& jso
 
 bool refers_to_state(const std::string& output_dir, const std::string& id) {
   std::error_code code;
-  for (const auto& entry : fs::directory_iterator(output_dir, code)) {
-    const std::string manifest = (entry.path() / kManifest).string();
-    if (checkpoint_name(entry.path().string()).empty() || !exists(manifest)) continue;
+  fs::directory_iterator entry(output_dir, code);
+  for (; !code && entry != fs::directory_iterator(); entry.increment(code)) {
+    const std::string manifest = (entry->path() / kManifest).string();
+    if (checkpoint_name(entry->path().string()).empty() || !exists(manifest)) continue;
     try {
       // One that is damaged may be restored by someone: what counts is that it names the file.
       if (read_small_file(manifest, kManifestLimit).find("\"" + id + "\"") != std::string::npos) return true;
@@ -99,7 +100,7 @@ bool refers_to_state(const std::string& output_dir, const std::string& id) {
       return true;
     }
   }
-  return false;
+  return code && code != std::errc::no_such_file_or_directory && code != std::errc::not_a_directory;
 }
 
 void release_state(const std::string& output_dir, const SlotTable& table) {

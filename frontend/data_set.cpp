@@ -10,6 +10,7 @@
 #include "frontend/safetensors.h"
 #include "graph/error.h"
 #include "graph/onnx/reader.h"
+#include "graph/utf8.h"
 
 namespace ort_train {
 namespace {
@@ -163,10 +164,9 @@ class ArrayFile : public DataSet {
   void read(size_t field, int64_t sample, std::span<std::byte> to) override {
     const NpyArray& array = arrays_[field];
     const int64_t bytes = static_cast<int64_t>(to.size());
-    if (array.deflated)
-      std::memcpy(to.data(), unpacked_[field].data() + sample * bytes, to.size());
-    else
-      file_.read(array.offset + sample * bytes, to);
+    if (!array.deflated) return file_.read(array.offset + sample * bytes, to);
+    load(field);
+    std::memcpy(to.data(), unpacked_[field].data() + sample * bytes, to.size());
   }
 
   int64_t memory_bytes() const override {
@@ -176,12 +176,15 @@ class ArrayFile : public DataSet {
   }
 
   void load() override {
-    for (size_t i = 0; i < arrays_.size(); ++i) {
-      if (arrays_[i].deflated && unpacked_[i].empty()) unpacked_[i] = unpack(file_, arrays_[i]);
-    }
+    for (size_t i = 0; i < arrays_.size(); ++i) load(i);
   }
+  void unload() override { unpacked_.assign(arrays_.size(), {}); }
 
  private:
+  void load(size_t field) {
+    if (arrays_[field].deflated && unpacked_[field].empty()) unpacked_[field] = unpack(file_, arrays_[field]);
+  }
+
   std::vector<NpyArray> arrays_;
   std::vector<std::vector<std::byte>> unpacked_;
 };
@@ -245,6 +248,9 @@ DataSets open_data(const std::string& path, const std::string& model, const std:
   if (!train) throw error(ErrorCode::data, "{}: the folder has no train.txt, train.bin, train.npz or train.safetensors", path);
   sets.train = open_file(*train, model, token_type, sets.vocabulary);
   if (valid) sets.valid = open_file(*valid, model, token_type, sets.vocabulary);
+  if (valid && sets.valid->is_row() != sets.train->is_row()) {
+    throw error(ErrorCode::data, "{} and {}: one holds arrays, the other a text or tokens: give both in the same form", *train, *valid);
+  }
   return sets;
 }
 

@@ -1,7 +1,7 @@
 // DataSet: samples by index, read from disk when asked for.
 //
 // A sample has fields, one an array of numbers: "input_ids" of text and token files, one field an array of .npz and .safetensors files.
-// Nothing is held in memory but an index of 8 bytes a 4,096 characters of text, and compressed arrays, which `load` unpacks. A DataSet
+// Nothing is held in memory but an index of 8 bytes a 4,096 characters of text, and compressed arrays, which are unpacked. A DataSet
 // belongs to one thread at a time.
 
 #pragma once
@@ -41,9 +41,10 @@ class DataSet {
   // One field of one sample, as the bytes of its elements.
   virtual void read(size_t field, int64_t sample, std::span<std::byte> to) = 0;
 
-  // What it takes from memory once loaded.
+  // What it takes from memory once loaded. Reading a compressed field unpacks it.
   virtual int64_t memory_bytes() const { return 0; }
   virtual void load() {}
+  virtual void unload() {}  // frees what was unpacked
 
   // 16 hex digits that change with the samples: a hash of the file, and of what else they follow from. Of a file of more than 64 MiB only
   // 64 pieces of 1 MiB, evenly spread, are read.

@@ -118,14 +118,16 @@ void Feed::add(const std::string& input, const std::string& field, ValueId value
             .labels = labels,
             .kept = is_cut ? cut : Shape{}};
   const size_t packed = static_cast<size_t>(from.bytes());
-  if (is_cut || element_of(wanted.dtype) != from.element) buffer_.resize(std::max(buffer_.size(), packed));
+  if (is_cut || element_of(wanted.dtype) != from.element || wanted.dtype == DType::boolean)
+    buffer_.resize(std::max(buffer_.size(), packed));
   if (labels != nullptr) label_buffer_.resize(std::max(label_buffer_.size(), static_cast<size_t>(slot.elements * size_of(slot.dtype))));
   slots_.push_back(slot);
 }
 
 void Feed::read(const Slot& slot, int64_t sample, std::span<std::byte> to) {
   const Field& field = data_.fields()[slot.field];
-  if (element_of(slot.dtype) == field.element && slot.kept.empty()) {
+  const bool is_checked = slot.dtype == DType::boolean;  // its bytes may be other than 0 and 1
+  if (element_of(slot.dtype) == field.element && slot.kept.empty() && !is_checked) {
     data_.read(slot.field, sample, to);
     return;
   }

@@ -12,9 +12,11 @@
 #include "frontend/check_options.h"
 #include "frontend/loss_options.h"
 #include "frontend/parameter_groups.h"
+#include "frontend/safetensors.h"
 #include "frontend/shuffle.h"
 #include "graph/autodiff.h"
 #include "graph/error.h"
+#include "graph/onnx/reader.h"
 #include "graph/rounding.h"
 #include "passes/cost.h"
 #include "passes/pack_weights.h"
@@ -35,9 +37,13 @@ void refuse_obstacles(const Imported& imported) {
     throw error(ErrorCode::unsupported, "{} {} in the way of training: {}", count, count == 1 ? "node stands" : "nodes stand", list);
 }
 
-// Checkpoints have the optimizer's state by the names of weights.
+// Checkpoints are safetensors files, with weights and the optimizer's state by the names of weights.
 void refuse_state_names(const Graph& graph, const Optimizer& optimizer) {
   for (const ValueId id : graph.parameters()) {
+    if (!is_tensor_name(graph.value(id).name))
+      throw error(ErrorCode::unsupported,
+                  "a checkpoint can't have a weight named '{}', which is not UTF-8 or is reserved by safetensors: rename it in the model",
+                  onnx::printable(graph.value(id).name));
     if (!graph.value(id).trainable) continue;
     for (const StateDef& state : optimizer.states(graph.value(id))) {
       const std::string name = graph.value(id).name + std::string(state.suffix);
@@ -196,6 +202,7 @@ void Job::settle_lengths() {
     }
   } while (at.epoch == 0 && batches < kEnough);
   for (LengthReport& of : lengths) of.share /= static_cast<double>(batches);
+  data.train->unload();  // until the plan is made
 }
 
 // The learning rates, once it is known how long the job is and how large its batches are.
@@ -217,7 +224,9 @@ void Job::settle_schedule() {
     note_(fmt::format("`warmup_steps` {} of {}: the run ends before the learning rate has reached `learning_rate`", options.warmup_steps,
                       total_steps));
   if (optimizer.learning_rate(1, /*scheduled=*/0) != 0)
-    note_("the optimizer sets the learning rate itself: `learning_rate`, `lr_scheduler_type` and `warmup_steps` change nothing");
+    note_(
+        "the optimizer sets the learning rate itself: `learning_rate`, `lr_scheduler_type`, `warmup_steps` and the rates of groups of "
+        "weights change nothing");
 }
 
 // --- graphs -----------------------------------------------------------------------------------------------------------------------------
@@ -296,7 +305,7 @@ const Graph& Job::forward_graph(int64_t batch, int64_t length) {
 }
 
 // What gradients don't get to, or through.
-void Job::note_gradients(const Graph& graph) const {
+void Job::note_where_gradients_stop(const Graph& graph) const {
   std::vector<ValueId> read;  // by losses
   for (const size_t place : passes_.read) read.push_back(graph.outputs.at(place));
   if (const std::string unreached = unreached_in_words(graph, find_unreached(graph, read), "the loss"); !unreached.empty())
@@ -337,7 +346,7 @@ Graph Job::make_forward_graph(int64_t batch, int64_t length) {
   optimize_forward(imported.graph, is_first ? first_passes() : passes_);
   if (is_first) {
     products = half_products_of(imported.graph);
-    note_gradients(imported.graph);
+    note_where_gradients_stop(imported.graph);
   }
   for (Weight& weight : weights) {
     if (const ValueId id = imported.graph.find_value(weight.parameter); id != kNone) weight.dtype = imported.graph.value(id).dtype;

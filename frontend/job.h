@@ -1,5 +1,6 @@
 // Job: what a trainer computes, before anything is planned: the model, read and bound; its data, losses and updates; the graphs of its
-// entry points and what feeds them. It knows nothing of memory. It refers to the options, the start and the workers, which outlive it.
+// entry points and what feeds them. It decides nothing about memory. It refers to the options, the start and the workers, which outlive it.
+// For one thread at a time.
 
 #pragma once
 
@@ -88,20 +89,20 @@ class Job {
   const PeakSince peak;  // from the import on
   const Options& options;
   const Optimizer optimizer;
+  const AdapterSettings adapting;
   DataSets data;
   Binding binding;
   SampleRange train_range, valid_range;  // valid: none where its data is null
   std::vector<LengthReport> lengths;     // of batches, the longest first; none: all have one
   int64_t total_steps = 0;
   Schedule schedule;
-  // By read_model():
+  // Empty until read_model(), or entries(), has been called:
   ModelInfo info;
   std::vector<Weight> weights;
   NumberTypes types;
   DType products = DType::float32;  // the 16-bit type in which the model has products; float32: in none
   LossScaling scaling;
-  LossSpec losses;
-  const AdapterSettings adapting;
+  LossSpec losses;                         // by entries()
   std::vector<Adapter> adapters;           // none where nothing is adapted
   std::vector<ParameterGroup> groups;      // by Value::group
   std::vector<GroupReport> group_reports;  // the same
@@ -120,7 +121,7 @@ class Job {
   Imported import_for(const ImportOptions& import, int64_t length) const;
   void check_and_report_model(const Imported& imported);
   void adopt_model(Imported& imported);
-  void note_gradients(const Graph& graph) const;
+  void note_where_gradients_stop(const Graph& graph) const;
   void settle_types(const Imported& imported);
   void check_dumps() const;
   void check_live_layers(const Graph& forward, int64_t batch) const;

@@ -39,8 +39,8 @@ int64_t end_of_step(const std::string& path, int64_t done) {
 StepLog::StepLog(const std::string& path, int64_t done) : path_(path) {
   if (path.empty()) return;
   make_folders(folder_of(path));
-  if (done > 0 && exists(path)) {
-    std::error_code code;
+  std::error_code code;
+  if (done > 0 && std::filesystem::is_regular_file(path, code)) {
     std::filesystem::resize_file(path, static_cast<uintmax_t>(end_of_step(path, done)), code);
     if (code) throw error(ErrorCode::io, "{}: can't be shortened: {}", path, code.message());
   }

@@ -68,7 +68,7 @@ void Loop::prepare() {
     give_up(problem.what());
     throw;
   } catch (...) {
-    give_up("its preparation was broken off");
+    give_up("an exception interrupted its preparation");
     throw;
   }
   preparation_ = Preparation::done;
@@ -108,7 +108,7 @@ void Loop::resume() {
   // Checkpoints of earlier versions have none.
   const auto hash = settings.extract(kDataHashSetting), saved_hash = saved.extract(kDataHashSetting);
   if (saved_hash && saved_hash.mapped() != hash.mapped() && saved["data"] == settings["data"]) {
-    note(fmt::format("{}: holds other data than when the run was saved: from here on the run differs from one without a break",
+    note(fmt::format("{}: holds other data than when the run was saved: from here on the run differs from an uninterrupted one",
                      options_.data));
   }
   if (const std::string changed = differences(settings, saved); !changed.empty())
@@ -123,8 +123,8 @@ void Loop::resume() {
   }
   if (const int64_t again = state_.index % job_.binding.batch; again > 0) {  // batches are counted from the epoch's beginning
     state_.index -= again;
-    note(fmt::format("the batches have another size: {} sample{} of this epoch come{} once more", again, again == 1 ? "" : "s",
-                     again == 1 ? "s" : ""));
+    note(fmt::format("the batch size has changed: {} sample{} of this epoch {} used again", again, again == 1 ? "" : "s",
+                     again == 1 ? "is" : "are"));
   }
   note(fmt::format("resumed from {} after step {}", loaded.path, state_.step));
 }
@@ -147,7 +147,7 @@ EvalReport Loop::evaluate() {
 }
 
 std::string Loop::sample(const Continuation& wanted) {
-  if (!job_.data.vocabulary) throw error(ErrorCode::usage, "text can be written only by a job whose data is text");
+  if (!job_.data.vocabulary) throw error(ErrorCode::usage, "writing text needs a job whose `data` is a .txt file");
   prepare_to_read_weights();
   return sample_text(job_, planned_.set, runtime_, wanted, stop_);
 }
@@ -197,9 +197,7 @@ std::string Loop::check_data() {
     return fmt::format("{} (while the run reads its data)", problem.what());
   }
   data_has_changed_ = true;
-  return fmt::format(
-      "{}: was written to while the run reads it: what it reads from now on, or has read of late, is other data than at its beginning",
-      options_.data);
+  return fmt::format("{}: was written to during the run: samples read now or recently may differ from those at its start", options_.data);
 }
 
 void Loop::save(bool note_it) {
@@ -211,6 +209,13 @@ void Loop::save(bool note_it) {
   checkpoint_ = save_checkpoint(options_.output_dir, state_, runtime_.content(), kept, slots, /*ends_run=*/state_.step == job_.total_steps);
   for (const std::string& text : notes) {
     if (!text.empty()) note(text);
+  }
+  if (slots != nullptr && !has_told_of_links_ && slots->names() > 1 + std::ssize(find_checkpoints(options_.output_dir))) {
+    has_told_of_links_ = true;
+    note(fmt::format(
+        "a checkpoint was moved out of '{}', or hard-linked: its state is in the file that this run goes on writing, so the next steps "
+        "overwrite it: copy checkpoints instead",
+        options_.output_dir));
   }
   if (note_it) note(fmt::format("saved {}", checkpoint_));
 }

@@ -23,7 +23,8 @@ namespace ort_train {
 
 class Loop {
  public:
-  // All of these outlive it. `stop`: asked for, and not seen to yet.
+  // All of these outlive it. `stop` may be set by any thread or signal handler; the call that ends because of it clears it. Everything else
+  // is for one thread at a time.
   Loop(const Job& job, PlannedJob& planned, Runtime& runtime, const PlanReport& report, const RunStart& start, const Callbacks& callbacks,
        std::atomic<bool>& stop);
 
@@ -46,7 +47,7 @@ class Loop {
   void check_newest() const;
   void check_space() const;
   void save(bool note_it);
-  // What to tell of it; empty: nothing.
+  // Both return a note for the user, or nothing.
   std::string reclaim_output_dir();
   std::string check_data();
   void report_to_schedule(const EvalReport& evaluated);
@@ -71,6 +72,7 @@ class Loop {
   Preparation preparation_ = Preparation::none;
   bool trained_ = false, training_ = false;
   bool data_has_changed_ = false;
+  bool has_told_of_links_ = false;
 };
 
 }  // namespace ort_train

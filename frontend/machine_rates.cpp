@@ -9,6 +9,7 @@
 #include "frontend/calibrate.h"
 #include "frontend/file.h"
 #include "frontend/machine.h"
+#include "frontend/run_disk.h"
 #include "graph/error.h"
 
 namespace ort_train {
@@ -41,13 +42,15 @@ void MachineRates::measure_disk(int64_t memory) {
   const std::string key = disk_key(options_.nvme_path, device_.workers().threads());
   constexpr int64_t kMB = int64_t{1} << 20;
   DiskTrial trial;
-  // Within the budget, and within half of what a small disk has left.
+  // Within the budgets, and within half of what a small disk has left.
   trial.buffer_bytes = std::clamp<int64_t>(memory / 2, kSector, trial.buffer_bytes);
   auto known = profile_.disks.find(key);
   if (known == profile_.disks.end() || known->second.buffer_bytes < trial.buffer_bytes / 2) {
     note_(fmt::format("measuring the disk of {} (a few seconds)", options_.nvme_path));
     const std::filesystem::space_info space = std::filesystem::space(options_.nvme_path);
-    trial.file_bytes = std::clamp<int64_t>(static_cast<int64_t>(space.available) / 2 / kMB * kMB, kMB, trial.file_bytes);
+    int64_t most = static_cast<int64_t>(space.available) / 2;
+    if (options_.nvme_budget > 0) most = std::min(most, options_.nvme_budget - state_before(options_).held());
+    trial.file_bytes = std::clamp<int64_t>(most / kMB * kMB, kMB, trial.file_bytes);
     trial.work = sample_work(device_, memory - trial.buffer_bytes);
     known = profile_.disks.insert_or_assign(key, ort_train::measure_disk(options_.nvme_path, trial)).first;
     keep_profile();

@@ -19,8 +19,19 @@ constexpr int64_t kMarkerLimit = int64_t{1} << 20;
 Json read_marker(const std::string& output_dir) {
   const std::string path = (fs::path(output_dir) / kMarker).string();
   if (!exists(path)) return Json::object();
-  Json json = Json::parse(read_small_file(path, kMarkerLimit), nullptr, /*allow_exceptions=*/false);
-  return json.is_object() ? json : Json::object();
+  const Json json = Json::parse(read_small_file(path, kMarkerLimit), nullptr, /*allow_exceptions=*/false);
+  Json marker = Json::object();  // without what isn't as it was written
+  if (!json.is_object()) return marker;
+  for (const auto& [name, entries] : json.items()) {
+    if (!entries.is_array()) continue;
+    for (const Json& entry : entries) {
+      const auto has = [&](const char* key, bool (Json::*is)() const) { return entry.contains(key) && (entry.at(key).*is)(); };
+      const bool is_entry = entry.is_object() && has("bytes", &Json::is_number_integer) && has("modified", &Json::is_number_integer) &&
+                            has("xxh3", &Json::is_string);
+      if (is_entry) marker[name].push_back(entry);
+    }
+  }
+  return marker;
 }
 
 void write_marker(const std::string& output_dir, const Json& marker) {
@@ -29,15 +40,15 @@ void write_marker(const std::string& output_dir, const Json& marker) {
 
 bool is_ours(const Json& marker, const std::string& folder, const std::string& name) {
   const auto known = marker.find(name);
-  if (known == marker.end() || !known->is_array()) return false;
+  if (known == marker.end()) return false;
   const File written = File::open((fs::path(folder) / name).string());
   const FileStamp now = written.stamp();
   std::string hash;
   for (const Json& entry : *known) {
-    if (!entry.is_object() || entry.value("bytes", int64_t{-1}) != now.bytes) continue;
-    if (entry.value("modified", int64_t{-1}) == now.modified) return true;
+    if (entry.at("bytes").get<int64_t>() != now.bytes) continue;
+    if (entry.at("modified").get<int64_t>() == now.modified) return true;
     if (hash.empty()) hash = hex16(hash_file(written));  // a copy, or touched: the content decides
-    if (entry.value("xxh3", std::string()) == hash) return true;
+    if (entry.at("xxh3").get<std::string>() == hash) return true;
   }
   return false;
 }

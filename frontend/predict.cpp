@@ -10,6 +10,7 @@
 #include "frontend/element.h"
 #include "graph/error.h"
 #include "graph/onnx/reader.h"
+#include "graph/utf8.h"
 
 namespace ort_train {
 namespace {

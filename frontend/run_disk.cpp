@@ -60,7 +60,7 @@ std::unique_ptr<StateFile> take_over(const Options& options, const Program& prog
     throw error(ErrorCode::io, "'{}' can't be read: {}", here.string(), std::generic_category().message(header.failed));
   const std::string& owner = header.owner;
   if (!same_file(owner, options.output_dir) && !owner.empty() && refers_to_state(owner, table.id)) return nullptr;  // this is its copy
-  return std::make_unique<StateFile>(here.string(), table, fs::absolute(options.output_dir).lexically_normal().string(), saved.before);
+  return std::make_unique<StateFile>(here.string(), table, fs::absolute(options.output_dir).string(), saved.before);
 }
 
 }  // namespace
@@ -88,20 +88,29 @@ StateBefore state_before(const Options& options) {
     const std::optional<File> file = File::find(path, Access::read, code);
     const StateHeader header = file ? read_state_header(*file) : StateHeader{};
     if (header.id.empty() || !same_file(header.owner, options.output_dir) || !refers_to_state(options.output_dir, header.id)) continue;
-    before = {.size = file->size(), .held = before.held + file->held()};
+    before.files.push_back({.size = file->size(), .held = file->held()});
   }
   return before;
 }
 
+int64_t StateBefore::held() const {
+  int64_t bytes = 0;
+  for (const Found& file : files) bytes += file.held;
+  return bytes;
+}
+
 int64_t most_on_disk(const DiskNeed& need, const StateBefore& before, const RunStart& start) {
-  const bool goes_on = need.state > 0 && need.state == before.size && start.is_resumed() && !start.is_branch;
-  return need.total() + (goes_on ? 0 : before.held);
+  int64_t goes_on = 0;  // held by the file that the run may go on in
+  for (const StateBefore::Found& file : before.files) {
+    if (need.state > 0 && file.size == need.state) goes_on = goes_on == 0 ? file.held : std::min(goes_on, file.held);
+  }
+  return need.total() + before.held() - (start.is_resumed() && !start.is_branch ? goes_on : 0);
 }
 
 void tidy_disk(const Options& options, const Note& note) {
   if (options.nvme_path.empty()) return;
   if (const int64_t bytes = remove_leftovers(options.nvme_path); bytes > 0)
-    note(fmt::format("{} bytes that runs before had left in '{}' were removed", bytes, options.nvme_path));
+    note(fmt::format("removed {} bytes that earlier runs had left in '{}'", bytes, options.nvme_path));
   for (const KeptFile& kept : kept_state_files(options.nvme_path)) {
     if (refers_to_state(kept.header.owner, kept.header.id) || refers_to_state(options.output_dir, kept.header.id)) continue;
     note(fmt::format("'{}' takes {} bytes for checkpoints that are not in '{}' any more: remove it, unless they were moved", kept.path,
@@ -119,8 +128,7 @@ OpenedDisk open_disk(const Options& options, const Program& program, const RunSt
     if (saved.table != nullptr) file = take_over(options, program, start, saved);
     opened.in_place = file != nullptr;
     if (!file) {
-      file = std::make_unique<StateFile>(options.nvme_path, tensors_of(program),
-                                         fs::absolute(options.output_dir).lexically_normal().string(), slots);
+      file = std::make_unique<StateFile>(options.nvme_path, tensors_of(program), fs::absolute(options.output_dir).string(), slots);
     }
     for (const Persistent& value : program.persistent) {
       if (survives(value) && is_in_file(value)) homes.push_back({.offset = value.home.offset, .name = value.name});

@@ -26,8 +26,12 @@ DiskNeed disk_need(const StreamOutlook& outlook, const Program& other, int slots
 
 // The state files in the folder `nvme_path` to which the checkpoints in the output folder refer.
 struct StateBefore {
-  int64_t size = 0;  // of the file, all its slots
-  int64_t held = 0;  // bytes that it takes; of all, where there are several
+  struct Found {
+    int64_t size = 0;  // with all its slots
+    int64_t held = 0;  // bytes that it takes
+  };
+  std::vector<Found> files{};
+  int64_t held() const;  // by all of them
 };
 StateBefore state_before(const Options& options);
 // What is there at most in a run. One that is resumed goes on in its checkpoint's state file; any other makes a new one, and the old one

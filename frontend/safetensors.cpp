@@ -6,6 +6,8 @@
 #include <optional>
 #include <set>
 
+#include "graph/utf8.h"
+
 namespace ort_train {
 namespace {
 
@@ -174,6 +176,16 @@ SafetensorsHeader read_safetensors_header(const File& file, ErrorCode code) {
   }
   if (expected != data) throw refuse(fmt::format("{} bytes follow its last tensor", data - expected));
   return header;
+}
+
+bool is_tensor_name(std::string_view name) {
+  if (name == "__metadata__") return false;
+  char32_t character;
+  for (int length; !name.empty(); name.remove_prefix(static_cast<size_t>(length))) {
+    length = decode_utf8(name, character);
+    if (length <= 0) return false;
+  }
+  return true;
 }
 
 SafetensorsWriter::SafetensorsWriter(File& file, const std::vector<Tensor>& tensors, const std::map<std::string, std::string>& metadata)

@@ -35,6 +35,9 @@ struct SafetensorsHeader {
 // `code` says what a violation is: data for data sets, corrupt for checkpoints.
 SafetensorsHeader read_safetensors_header(const File& file, ErrorCode code);
 
+// Whether a tensor may have that name: UTF-8, and not "__metadata__".
+bool is_tensor_name(std::string_view name);
+
 // Writes a file whose tensors are given one by one, in any order, in pieces if need be.
 class SafetensorsWriter {
  public:

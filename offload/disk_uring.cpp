@@ -76,7 +76,9 @@ class Uring final : public DiskWorker {
     // A sandbox may permit the set-up and nothing else.
     arm();
     wake();
-    if (const int result = io_uring_submit_and_wait(&ring_, 1); result < 0) return -result;
+    int result = -EINTR;
+    while (result == -EINTR) result = io_uring_submit_and_wait(&ring_, 1);
+    if (result < 0) return -result;
     reap();
     if (armed_) return EIO;
     pin(options.memory);

@@ -146,7 +146,7 @@ StateFile::StateFile(const std::string& folder, const std::vector<Tensor>& tenso
       removed_(remove_leftovers(folder)),
       file_(create_disk_file(folder, kStatePrefix, direct)) {
   try {
-    table_.path = std::filesystem::absolute(file_.path()).lexically_normal().string();
+    table_.path = std::filesystem::absolute(file_.path()).string();
     table_.id = id_of(file_.path());
     reserved_ = reserve_space(file_, folder, table_.bytes);
     file_.probe(direct);
@@ -171,7 +171,7 @@ StateFile::StateFile(const std::string& path, const SlotTable& table, const std:
     hold(earlier);
   }
   hold(table_);
-  table_.path = std::filesystem::absolute(path).lexically_normal().string();
+  table_.path = std::filesystem::absolute(path).string();
   file_.probe(direct);
   const StateHeader header = read_state_header(file_.file());
   if (header.failed != 0) throw unreadable(path, header.failed);
@@ -241,8 +241,6 @@ void StateFile::published() {
 }
 
 void StateFile::withdrawn() { kept_ = kept_ && referred_; }
-
-bool StateFile::gone() const { return file_.file().names() == 0; }
 
 void StateFile::write_header(bool kept) {
   alignas(kBlock) char block[kBlock] = {};

@@ -92,8 +92,10 @@ class StateFile {
   void name_for(const std::string& path);  // gives a checkpoint a name of the file, or keeps the file
   void published();
   void withdrawn();  // in place of that, where the checkpoint didn't get its name: what was kept for it goes with the object
+  // Hard links: its own, and one in each checkpoint that is in the same file system.
+  int64_t names() const { return file_.file().names(); }
   // Whether somebody has deleted it: no checkpoint can refer to it any more.
-  bool gone() const;
+  bool gone() const { return names() == 0; }
 
   std::string note() const;  // as SpillFile's
 

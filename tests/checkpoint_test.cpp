@@ -344,6 +344,31 @@ TEST_F(CheckpointTest, AReadErrorIsNotDamage) {
   EXPECT_EQ(load_error(), ErrorCode::corrupt);
 }
 
+// Nor is the one before it what a run should go on from: it would remove the newest.
+TEST_F(CheckpointTest, AReadErrorOfTheNewestIsNoReasonToGoOnFromAnOlderOne) {
+  constexpr size_t kTwo = 2;
+  for (const int64_t step : {1, 2}) {
+    fill(step);
+    save_checkpoint(out, state(step), content, kTwo);
+  }
+  int64_t refused = 0;
+  for (int64_t n = 1;; ++n) {
+    int64_t step = 0;
+    const auto [problem, happened] = with_fault(Fault::read_error, n, [&] { step = load(); });
+    if (!happened) break;
+    if (!problem) {
+      EXPECT_EQ(step, 2) << n;  // the older one was looked at
+      continue;
+    }
+    ++refused;
+    EXPECT_EQ(problem->code(), ErrorCode::io) << problem->what();
+    EXPECT_THAT(problem->what(), testing::AllOf(HasSubstr("checkpoint-2"), HasSubstr("it may be whole"),
+                                                HasSubstr("(`resume_from_checkpoint` "), HasSubstr("checkpoint-1 with")));
+  }
+  EXPECT_GT(refused, 3);
+  EXPECT_EQ(load(), 2);
+}
+
 TEST_F(CheckpointTest, ShortAndInterruptedCallsGoOn) {
   for (const Fault fault : {Fault::short_write, Fault::interrupt}) {
     for (int64_t n = 1; n <= 12; ++n) {

@@ -7,6 +7,7 @@
 #include "frontend/element.h"
 #include "frontend/npz.h"
 #include "frontend/safetensors.h"
+#include "graph/utf8.h"
 #include "tests/failures.h"
 #include "tests/test_files.h"
 

@@ -83,6 +83,10 @@ TEST(Folder, TrainAndValidAreFound) {
   EXPECT_EQ(tokens_of(*sets.valid, 0), (std::vector<int64_t>{5, 6}));
   write_file(folder / "valid.bin", "");
   EXPECT_THAT(error_of(ErrorCode::data, [&] { open_data(folder.path.string(), "m.onnx", "uint16"); }), HasSubstr("both there"));
+  std::filesystem::remove(folder / "valid.bin");
+  std::filesystem::remove(folder / "train.bin");
+  write_file(folder / "train.npz", zip({{"x.npy", npy(npy_description("<f4", "(1, 3)"), std::string(12, '\0'))}}));
+  EXPECT_THAT(error_of(ErrorCode::data, [&] { open_data(folder.path.string(), "m.onnx", "uint16"); }), HasSubstr("in the same form"));
   TestFolder empty;
   EXPECT_THAT(error_of(ErrorCode::data, [&] { open_data(empty.path.string(), "m.onnx", "uint16"); }), HasSubstr("no train"));
   error_of(ErrorCode::data, [&] { open_data(empty / "missing.npz", "m.onnx", "uint16"); });
@@ -233,6 +237,26 @@ TEST_F(FeedTest, GivenLabelsOfACausalModelAreShiftedToo) {
   const int64_t samples[] = {0};
   EXPECT_EQ(filled(feed, samples), 1);
   EXPECT_EQ(values<int64_t>(labels), (std::vector<int64_t>{-100, 3, -100}));
+}
+
+TEST(Arrays, AreUnpackedWhenTheyAreRead) {
+  TestFolder folder;
+  const auto x = npy(npy_description("<i8", "(2, 2)"), bytes_of(std::vector<int64_t>{1, 2, 3, 4}));
+  const DataSets sets =
+      open_data(write_file(folder / "a.npz", zip({{.name = "input_ids.npy", .content = x, .deflate = true}})), "m.onnx", "uint16");
+  EXPECT_EQ(tokens_of(*sets.train, 1), (std::vector<int64_t>{3, 4}));
+  sets.train->unload();
+  EXPECT_EQ(tokens_of(*sets.train, 0), (std::vector<int64_t>{1, 2}));
+}
+
+TEST_F(FeedTest, TruthIsZeroOrOne) {
+  const auto x = npy(npy_description("|b1", "(1, 3)"), std::string("\0\1\xff", 3));
+  const DataSets sets = open_data(write_file(folder / "a.npz", zip({{"x.npy", x}})), "m.onnx", "uint16");
+  add("x", DType::boolean, {1, 3});
+  binding.fed = {{.input = "x", .field = "x"}};
+  Feed feed(*sets.train, graph, binding, {});
+  const int64_t samples[] = {0};
+  EXPECT_THAT(error_of(ErrorCode::data, [&] { filled(feed, samples); }), HasSubstr("element 2 of array 'x'"));
 }
 
 TEST_F(FeedTest, WrongArraysAreNamed) {

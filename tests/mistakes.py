@@ -96,6 +96,11 @@ def test_a_weight_named_like_anothers_state(tmp_path):
     np.savez(tmp_path / "data.npz", x=np.ones((4, 4), np.float32), labels=np.ones((4, 4), np.float32))
     refused(tmp_path, UNSUPPORTED, "'w.exp_avg' is a name in the model that the optimizer's state of 'w' has to have: rename it", "names.onnx",
             "--data", "data.npz", "--loss", "mse", "--batch-size", 2)
+    model = (tmp_path / "names.onnx").read_bytes()
+    (tmp_path / "names.onnx").write_bytes(model.replace(b"w.exp_avg", b"w\xe4exp_avg"))
+    for freeze in [], ["--freeze", "w*", "--train", "w"]:
+        refused(tmp_path, UNSUPPORTED, "is not UTF-8 or is reserved by safetensors: rename it", "names.onnx", "--data", "data.npz", "--loss", "mse",
+                "--batch-size", 2, *freeze)
 
 
 def replaced(array, value):
@@ -118,6 +123,10 @@ def test_data_files(tmp_path):
         refused(tmp_path, DATA, sentence, *job, name)
     refused(tmp_path, DATA, "there is no such file or folder", *job, "missing.bin")
     refused(tmp_path, USAGE, "no data is given: --data is a file or a folder", GPT)
+    (tmp_path / "mixed").mkdir()
+    np.savez(tmp_path / "mixed/train.npz", x=np.ones((4, 4), np.float32))
+    (tmp_path / "mixed/valid.bin").write_bytes(bytes(64))
+    refused(tmp_path, DATA, "one holds arrays, the other a text or tokens", *job, "mixed")
     (tmp_path / "folder").mkdir()
     refused(tmp_path, DATA, "has no train.txt, train.bin, train.npz or train.safetensors", *job, "folder")
     (tmp_path / "latin1.txt").write_bytes("naïve".encode("latin1"))

@@ -12,6 +12,7 @@
 
 #include "frontend/file.h"
 #include "tests/arrays.h"
+#include "tests/chain_model.h"
 #include "tests/onnx_models.h"
 #include "tests/trainer_runs.h"
 
@@ -80,7 +81,7 @@ TEST_F(Resume, WithBatchesOfAnotherSizeBeginsAtOneOfThem) {
   const Resumed resumed = resume(begun, other, 1);
   EXPECT_THAT(resumed.samples, ElementsAre(3, 3, 1, 3, 3)) << "the rest of the epoch, from sample 3 on, and the next one";
   EXPECT_THAT(resumed.notes, HasSubstr("batch_size 3 instead of 4"));
-  EXPECT_THAT(resumed.notes, HasSubstr("1 sample of this epoch comes once more"));
+  EXPECT_THAT(resumed.notes, HasSubstr("1 sample of this epoch is used again"));
 }
 
 TEST_F(Resume, WithFewerMicroBatchesReachesTheEndOfAnEpoch) {
@@ -117,7 +118,7 @@ TEST_F(Resume, DataThatIsWrittenToInMidRunIsNoticedAtTheNextCheckpoint) {
                   },
               .on_note = [&](const std::string& text) { notes += text + "\n"; }})
       .train();
-  const std::string note = o.data + ": was written to while the run reads it";
+  const std::string note = o.data + ": was written to during the run";
   EXPECT_THAT(notes, HasSubstr(note));
   EXPECT_EQ(notes.find(note), notes.rfind(note)) << "once";
 }
@@ -139,6 +140,32 @@ TEST_F(Resume, OfLargeDataSomeMegabytesTellItFromOthers) {
   }
   file.resize(kSize - 1);
   EXPECT_NE(hash_sampled(file), zeros) << "a byte less at the end";
+}
+
+struct MovedCheckpoints : TrainerRuns {};
+
+// It shares its state file with the run, which goes on writing there.
+TEST_F(MovedCheckpoints, OfStreamedRunsAreTold) {
+  Options o = chain_job(folder / "chain", 4, 64, 512);
+  o.profile = profile;
+  o.output_dir = folder / "out";
+  o.nvme_path = folder / "nvme";
+  std::filesystem::create_directory(o.nvme_path);
+  o.overwrite = true;
+  o.max_steps = 4;
+  o.save_steps = 1;
+  o.budget = Trainer(o).plan().minimum_budget;
+  for (const bool moves : {false, true}) {
+    int64_t told = 0;
+    Trainer trainer(o,
+                    {.on_step =
+                         [&](const StepReport& step) {
+                           if (moves && step.step == 2) std::filesystem::rename(folder / "out/checkpoint-1", folder / "kept");
+                         },
+                     .on_note = [&](const std::string& note) { told += note.find("a checkpoint was moved out of") != std::string::npos; }});
+    EXPECT_GT(trainer.train().disk_bytes_read, 0);
+    EXPECT_EQ(told, moves ? 1 : 0);
+  }
 }
 
 }  // namespace

@@ -2,10 +2,13 @@
 
 #include <google/protobuf/io/coded_stream.h>
 
+#include <algorithm>
+
 #include "graph/error.h"
 #include "graph/onnx/convert.h"
 #include "graph/onnx/schema.h"
 #include "graph/onnx/wire.h"
+#include "graph/utf8.h"
 
 namespace ort_train::onnx {
 
@@ -73,7 +76,12 @@ ModelDef read_model(const ByteSource& source) {
 }
 
 std::string printable(std::string text) {
-  for (char& c : text) c = static_cast<unsigned char>(c) < 0x20 || c == 0x7f ? '?' : c;
+  char32_t character;
+  for (size_t at = 0; at < text.size();) {
+    const int length = decode_utf8(std::string_view(text).substr(at), character);
+    if (length <= 0 || character < 0x20 || character == 0x7f) text[at] = '?';
+    at += static_cast<size_t>(std::max(1, length));
+  }
   return text;
 }
 

@@ -23,7 +23,8 @@ struct ByteSource {
 // Throws Error(unsupported) for what isn't an ONNX model, in one sentence; what `source` throws goes through.
 ModelDef read_model(const ByteSource& source);
 
-// Names come from the file: control characters in them would reach the user's terminal with a message. They become '?'.
+// Names come from the file: control characters in them would reach the user's terminal with a message. They, and what isn't UTF-8, become
+// '?'.
 std::string printable(std::string text);
 
 // A tensor's elements from the bytes of its place in the file. Throws Error(unsupported) where they are too few or too many.

@@ -24,7 +24,7 @@ void check_options(const Options& options) {
   const auto refuse = [](const char* name, auto value, const char* wanted) {
     return error(ErrorCode::usage, "`{}` {}: {}", name, value, wanted);
   };
-  if (options.model.empty()) throw error(ErrorCode::usage, "no model is given");
+  if (options.model.empty()) throw error(ErrorCode::usage, "`model` is not set: give the path of an .onnx file");
   for (const auto& [name, path] : {std::pair("model", &options.model),
                                    {"data", &options.data},
                                    {"teacher", &options.teacher},
@@ -73,7 +73,7 @@ void check_options(const Options& options) {
   if (!(options.lora_plus_ratio > 0 && std::isfinite(options.lora_plus_ratio)))
     throw refuse("lora_plus_ratio", options.lora_plus_ratio, "has to be positive");
   if (options.base_dtype.empty() && !options.base_target.empty())
-    throw error(ErrorCode::usage, "`base_target` names weights that `base_dtype` is for, too: give that");
+    throw error(ErrorCode::usage, "`base_target` adds weights to those stored as `base_dtype`: set `base_dtype`, too");
   if (options.lora_rank > 0 && (!options.ia3_target.empty() || !options.ia3_feedforward.empty()))
     throw error(ErrorCode::usage, "`lora_rank` and `ia3_target` are two kinds of adapters: give one of them");
   if (options.lora_rank == 0 && options.adapter.empty()) {
@@ -95,7 +95,8 @@ void check_options(const Options& options) {
       throw error(ErrorCode::usage,
                   "`control` copies blocks, `lora_rank`, `ia3_target`, `ia3_feedforward` and `adapter` put adapters beside their weights: "
                   "give one or the other");
-    if (options.untie) throw error(ErrorCode::usage, "`control` doesn't go with `untie`: a copied block has weights of its own without it");
+    if (options.untie)
+      throw error(ErrorCode::usage, "`control` doesn't go with `untie`: copied blocks have weights of their own anyway; leave `untie` out");
   }
   for (const int64_t length : options.length_buckets) {
     if (length <= 0) throw refuse("length_buckets", length, "a length is at least 1");
@@ -153,7 +154,7 @@ void check_options(const Options& options) {
   if (options.max_grad_norm > 0 && options.max_grad_norm < std::numeric_limits<float>::min())
     throw refuse("max_grad_norm", options.max_grad_norm, "is too small for a float32 (0: no clipping)");
   if (options.clip_per_layer && options.max_grad_norm == 0)
-    throw error(ErrorCode::usage, "`clip_per_layer`: goes with `max_grad_norm`, which is 0");
+    throw error(ErrorCode::usage, "`clip_per_layer` needs a `max_grad_norm` above 0");
   if (options.gradient_accumulation_steps < 1)
     throw refuse("gradient_accumulation_steps", options.gradient_accumulation_steps, "is at least 1");
   if (options.max_steps <= 0 && !(options.num_train_epochs > 0 && options.num_train_epochs <= kMostSteps))

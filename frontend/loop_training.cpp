@@ -66,7 +66,8 @@ class Loop::Training {
  private:
   // What a step took.
   struct Timed {
-    double seconds = 0, computing = 0, waiting = 0;  // of these milliseconds: computing, waiting
+    double seconds = 0;                       // the whole step
+    double computing_ms = 0, waiting_ms = 0;  // parts of it
   };
 
   bool goes_on() const { return !loop_.stop_.load(std::memory_order_relaxed) && !thrown_ && log_.failure().empty(); }
@@ -75,8 +76,8 @@ class Loop::Training {
   void step();
   UpdateNumbers update_numbers() const;
   StepResult run_step(int64_t step, const StepBatches& batches, const UpdateNumbers& update);
-  void note_gradients(int64_t step, bool is_skipped);
-  StepReport report_of(int64_t step, const StepResult& result, const UpdateNumbers& update, int64_t tokens) const;
+  void keep_gradients(int64_t step, bool is_skipped);
+  StepReport report_of(int64_t step, const StepResult& result, const UpdateNumbers& update, const StepBatches& batches) const;
   double evaluate();
   void finish();
   void write_reports();
@@ -186,8 +187,8 @@ void Loop::Training::step() {
   const StepResult result = run_step(step, batches, update);
   const std::string anomaly = loop_.anomalies_ ? loop_.anomalies_->take() : std::string();
   const bool is_skipped = scaling.is_on() && !std::isfinite(result.grad_norm);
-  note_gradients(step, is_skipped);
-  const StepReport report = report_of(step, result, update, batches.tokens);
+  keep_gradients(step, is_skipped);
+  const StepReport report = report_of(step, result, update, batches);
   LossScaleState scale = state_.loss_scale;
   std::string wrong = scaling.update(scale, std::isfinite(result.grad_norm));
   if (!is_skipped) wrong = loop_.why_not_finite(result, step);
@@ -203,7 +204,7 @@ void Loop::Training::step() {
   state_.seconds = seconds_before_ + seconds_since(begin_);
   remember(state_, result.loss);
   if (is_skipped && !anomaly.empty()) tell(fmt::format("step {} is skipped: {}", step, anomaly));
-  if (!result.any_label_counted) tell(fmt::format("step {}: none of its labels counts, so nothing was learned from it", step));
+  if (!result.any_label_counted) tell(fmt::format("step {}: all of its labels are ignored, so its gradients are zero", step));
   tell(loop_.callbacks_.on_step, report);
   const bool evaluates = !thrown_ && options_.eval_steps > 0 && (step % options_.eval_steps == 0 || step == loop_.job_.total_steps);
   log_.step(report, evaluates ? evaluate() : kNoLoss);
@@ -231,14 +232,14 @@ StepResult Loop::Training::run_step(int64_t step, const StepBatches& batches, co
   const int64_t read = disk ? disk->bytes_read() : 0, written = disk ? disk->bytes_written() : 0;
   if (loop_.anomalies_) loop_.anomalies_->set_place(fmt::format("step {}", step));
   const StepResult result = loop_.steps_.step(batches, step, update, saves_gradients_);
-  last_ = {.seconds = seconds_since(start), .computing = spent.computing, .waiting = spent.waiting};
+  last_ = {.seconds = seconds_since(start), .computing_ms = spent.computing, .waiting_ms = spent.waiting};
   if (disk) {
     summary_.read_per_step = disk->bytes_read() - read;
     summary_.written_per_step = disk->bytes_written() - written;
   }
   sum_.seconds += last_.seconds;
-  sum_.computing += last_.computing;
-  sum_.waiting += last_.waiting;
+  sum_.computing_ms += last_.computing_ms;
+  sum_.waiting_ms += last_.waiting_ms;
   if (last_times_.size() < kAveraged)
     last_times_.push_back(last_.seconds * 1e3);
   else
@@ -247,14 +248,19 @@ StepResult Loop::Training::run_step(int64_t step, const StepBatches& batches, co
 }
 
 // Of a skipped step they aren't what was wanted: then those of the next one, in place of these.
-void Loop::Training::note_gradients(int64_t step, bool is_skipped) {
+void Loop::Training::keep_gradients(int64_t step, bool is_skipped) {
   if (saves_gradients_ && !is_skipped) tell(fmt::format("wrote the gradients of step {} to {}", step, options_.save_gradients));
   saves_gradients_ = saves_gradients_ && is_skipped;
 }
 
-StepReport Loop::Training::report_of(int64_t step, const StepResult& result, const UpdateNumbers& update, int64_t tokens) const {
+StepReport Loop::Training::report_of(int64_t step, const StepResult& result, const UpdateNumbers& update,
+                                     const StepBatches& batches) const {
   const Job& job = loop_.job_;
   const PlanReport& plan = loop_.report_;
+  int64_t samples = 0;  // the last step of an epoch may have fewer
+  for (const Batch& batch : batches.batches) samples += static_cast<int64_t>(batch.samples.size());
+  const double of_a_whole_step =
+      static_cast<double>(samples) / static_cast<double>(job.binding.batch * options_.gradient_accumulation_steps);
   const double steps_left = static_cast<double>(job.total_steps - step), steps_done = static_cast<double>(step - first_step_);
   return {.step = step,
           .total_steps = job.total_steps,
@@ -264,10 +270,10 @@ StepReport Loop::Training::report_of(int64_t step, const StepResult& result, con
           .milliseconds = last_.seconds * 1e3,
           .loss_scale = job.scaling.is_on() ? static_cast<double>(update.loss_scale) : 0,
           .skipped = job.scaling.is_on() && !std::isfinite(result.grad_norm),
-          .computing_milliseconds = last_.computing,
-          .waiting_milliseconds = last_.waiting,
-          .tokens_per_second = static_cast<double>(tokens) / last_.seconds,
-          .peak_share = plan.machine_flops > 0 ? plan.flops_per_step / last_.seconds / plan.machine_flops : 0,
+          .computing_milliseconds = last_.computing_ms,
+          .waiting_milliseconds = last_.waiting_ms,
+          .tokens_per_second = static_cast<double>(batches.tokens) / last_.seconds,
+          .peak_share = plan.machine_flops > 0 ? of_a_whole_step * plan.flops_per_step / last_.seconds / plan.machine_flops : 0,
           .resident_bytes = loop_.callbacks_.on_step ? process_memory().resident : 0,
           .seconds_left = sum_.seconds / steps_done * steps_left};
 }
@@ -332,9 +338,8 @@ void Loop::Training::write_reports() {
 void Loop::Training::tell_of_skipped_steps() {
   const int64_t skipped = state_.loss_scale.skipped;
   if (state_.step > 0 && skipped == state_.step)
-    tell(
-        fmt::format("all steps were skipped, so the weights are what they were: their gradients overflow with a loss scale of {:.3g} still",
-                    loop_.job_.scaling.is_on() ? static_cast<double>(state_.loss_scale.scale) : 0));
+    tell(fmt::format("all steps were skipped, so the weights are unchanged: gradients still overflow with a loss scale of {:.3g}",
+                     loop_.job_.scaling.is_on() ? static_cast<double>(state_.loss_scale.scale) : 0));
   if (!saves_gradients_ || state_.step == first_step_) return;
   std::error_code ignored;
   std::filesystem::remove(options_.save_gradients, ignored);  // those of a skipped step
@@ -352,8 +357,8 @@ void Loop::Training::summarize() {
   if (state_.step > first_step_) {
     const auto steps = static_cast<double>(state_.step - first_step_);
     summary_.milliseconds_per_step = sum_.seconds * 1e3 / steps;
-    summary_.computing_milliseconds = sum_.computing / steps;
-    summary_.waiting_milliseconds = sum_.waiting / steps;
+    summary_.computing_milliseconds = sum_.computing_ms / steps;
+    summary_.waiting_milliseconds = sum_.waiting_ms / steps;
   }
   summary_.median_milliseconds = median(last_times_);
   summary_.predicted_milliseconds = plan.predicted_milliseconds;

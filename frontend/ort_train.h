@@ -32,8 +32,8 @@ namespace ort_train {
 // Parameters that are updated with numbers of their own.
 struct ParamGroup {
   std::string pattern{};                 // over names, as in Options::freeze; of several that fit, the first counts
-  std::optional<double> lr{};            // the learning rate, where the schedule changes it the highest; or
-  double lr_scale = 1;                   // what the job's is multiplied by
+  std::optional<double> lr{};            // the peak learning rate, instead of the job's
+  double lr_scale = 1;                   // without `lr`: the job's learning rate is multiplied by this
   std::optional<double> weight_decay{};  // on all of them, whatever their dimensions
 };
 
@@ -41,7 +41,7 @@ struct ParamGroup {
 struct SelectionLimit {
   std::string node;  // name, pattern or op
   int64_t count = 0;
-  bool exact = false;  // just as many in each batch; else at most
+  bool exact = false;  // exactly as many in each batch; else at most
 };
 
 // Fields have the names and defaults of the command line's options, which follow Hugging Face's Trainer where it has the option.
@@ -94,7 +94,7 @@ struct Options {
 
   double learning_rate = 5e-5;
   std::string lr_scheduler_type = "linear";                  // one of schedules()
-  std::map<std::string, std::string> lr_scheduler_kwargs{};  // the schedule's arguments, as text, that aren't as by default
+  std::map<std::string, std::string> lr_scheduler_kwargs{};  // the schedule's arguments, as text; those left out have their defaults
   double warmup_steps = 0;                                   // a number below 1 is a share of all steps
   // The learning rate grows with the samples of an optimizer step, k = batch_size * gradient_accumulation_steps / base_batch_size:
   // linear (times k) | sqrt (times the root of k) | empty (it doesn't).
@@ -102,13 +102,14 @@ struct Options {
   int64_t base_batch_size = 0;  // the samples of a step for which `learning_rate` was chosen; goes with scale_lr
   double weight_decay = 0;      // on tensors of two dimensions and more
   std::vector<ParamGroup> param_groups{};
-  // The learning rate of layer i of n is multiplied by this to the power of n - i; layers are told by the numbers in the weights' names,
-  // and what stands before them (embeddings) is layer 0, what stands behind (the head) layer n. Not where a group has an `lr`. 1: none.
+  // The learning rate of layer i of n is multiplied by this to the power of n - i. Layers are recognised by the numbers in the weights'
+  // names; what comes before them (embeddings) is layer 0, what comes after them (the head) layer n. Not where a group has an `lr`. 1:
+  // none.
   double layer_decay = 1;
   double max_grad_norm = 1.0;                  // 0: no clipping
   bool clip_per_layer = false;                 // clip each weight's gradient by its own norm, not all by theirs: no gradient has to wait
   std::string optim = "adamw";                 // one of optimizers() or a synonym, "_8bit" behind it: with its state in 8 bits
-  std::map<std::string, double> optim_args{};  // of the optimizer's own options those that aren't as by default
+  std::map<std::string, double> optim_args{};  // the optimizer's own options; those left out have their defaults
   // The loss is multiplied by this before the backward pass, and gradients are divided by it before they are clipped and used: auto
   // (dynamic where gradients are float16, else none) | none | dynamic | a number. A step whose gradients aren't finite is then skipped: its
   // data is used up, but weights, optimizer state and learning rate schedule stay where they are. Dynamic is as torch.amp.GradScaler: the
@@ -247,7 +248,7 @@ struct LengthReport {
 struct PlanReport {
   int64_t budget = 0;                          // Options::budget, or the machine's memory where the job would take more; 0: none
   int64_t minimum_budget = 0;                  // the smallest budget that is accepted, in bytes
-  std::string minimum_op, minimum_entry;       // the operation and entry point that set it; no entry: planning itself needs the most
+  std::string minimum_op, minimum_entry;       // the operation and entry point that set it; "planning itself" has no entry; on a GPU empty
   std::string device;                          // the GPU's name; empty: the processor
   int64_t arena_bytes = 0;                     // of the memory that most is computed in: the GPU's, or the host's
   int64_t host_bytes = 0;                      // beside a GPU: pinned

@@ -65,6 +65,7 @@ class JobPlanner {
   bool gains_by_disk(const PlannedCandidate& in_memory_plan) const;
   Reserve reserve() const;
   int64_t least_for_planning() const { return made_.reserve + planning_bytes(made_.footprint); }
+  void raise_for_planning(SmallestBudget& least) const;
   int64_t takes(const Program& program) const { return made_.reserve + whole_pages(program.memory().bytes); }
   int64_t budget_of_machine(const Program& program, int64_t available) const;
   bool has_room_for(const Program& program) const;
@@ -164,7 +165,8 @@ PlannedJob JobPlanner::adopt(PlannedCandidate placed) {
   made_.bound = planned.made.bound;
   made_.recomputed = std::move(planned.recomputed);
   if (made_.set.strategy.joined_batches == 1 && options_.dump_after.contains("micro_batches"))
-    throw error(ErrorCode::usage, "`dump_after` micro_batches: this job's micro-batches go one after the other (`micro_batches` vertical)");
+    throw error(ErrorCode::usage,
+                "`dump_after` micro_batches: that pass did not run, since micro-batches run one by one: set `micro_batches` vertical");
   if (on_.make) made_.discrete_device = on_.make(made_.program, made_.set.graphs());
   const Device& computing = made_.discrete_device ? *made_.discrete_device : device_;
   verify(made_.program, made_.set.graphs(), [&](SpaceKind kind) { return computing.kernels(kind); });
@@ -223,7 +225,7 @@ void JobPlanner::limit_to_machine(const Program& in_memory) {
   if (budget == 0) return;
   made_.budget = budget;
   made_.budget_is_machines = true;
-  note_(fmt::format("the job takes {} bytes as it is, this machine has {} left: it is planned as with `budget` {}",
+  note_(fmt::format("the job would take {} bytes and this machine has {} available: it is planned for `budget` {}",
                     grouped(takes(in_memory)), grouped(available), budget));
 }
 
@@ -261,16 +263,23 @@ bool JobPlanner::gains_by_disk(const PlannedCandidate& in_memory_plan) const {
   return !options_.nvme_path.empty() && planning_bytes(made_.footprint) < whole_pages(in_memory_plan.made.program.memory().bytes);
 }
 
+// Where planning with a disk needs more than the plan.
+void JobPlanner::raise_for_planning(SmallestBudget& least) const {
+  if (least.budget < least_for_planning())
+    least = {.budget = least_for_planning(), .op = "planning itself", .entry = "", .recompute = least.recompute};
+}
+
 // A smaller arena, and a disk for the rest, where the budget asks for it. None: nothing asks for it, or the budget is too small.
 std::optional<PlannedCandidate> JobPlanner::with_disk(const PlannedCandidate& in_memory_plan) {
   settle_reserve(in_memory_plan, /*with_disk=*/true);
-  made_.least.budget = std::max(takes(in_memory_plan.made.program), least_for_planning());
+  made_.least.budget = takes(in_memory_plan.made.program);
+  raise_for_planning(made_.least);
   if (options_.nvme_budget > 0) before_ = state_before(options_);
   const DiskLimits limits = disk_limits(in_memory_plan.made.program);
   DiskSearch search(search_, in_memory_plan, limits);
   const auto take_least = [&] {
     SmallestBudget least = search.least();
-    least.budget = std::max(least.budget, least_for_planning());
+    raise_for_planning(least);
     if (least.budget < made_.least.budget) made_.least = least;
   };
   const bool least_first = !search.finds_least_meanwhile();
@@ -319,8 +328,8 @@ void JobPlanner::refuse(const PlannedCandidate& in_memory_plan) {
     if (with_disk < least.budget) more = fmt::format("; with `nvme_path` on a disk, {} (`budget` {})", grouped(with_disk), with_disk);
   }
   throw error(ErrorCode::budget,
-              "{}{} bytes can't hold this job: at its peak weights, gradients and optimizer state alone take {} bytes; the smallest budget "
-              "that would do is {} bytes (`budget` {}), set by {}{}",
+              "{}{} bytes can't hold this job: at the peak, weights, gradients and optimizer state take {} bytes; the smallest budget that "
+              "would do is {} bytes (`budget` {}), set by {}{}",
               made_.budget_is_machines ? "the memory that this machine has left is too little: " : "", grouped(made_.budget),
               grouped(bytes(Purpose::weights) + bytes(Purpose::gradients) + bytes(Purpose::optimizer)), grouped(least.budget), least.budget,
               least.set_by(), more);
@@ -349,7 +358,7 @@ void JobPlanner::check_resident() {
   const int64_t enough = budget_above(together);
   throw error(
       ErrorCode::budget,
-      "after planning the process holds {} bytes, which with the arena are {}, more than `budget` {}: {} bytes would do (`budget` {})",
+      "after planning the process holds {} bytes, which with the arena are {}, more than `budget` {}: try {} bytes or more (`budget` {})",
       grouped(made_.rss_after_planning), grouped(together), options_.budget, grouped(enough), enough);
 }
 
@@ -359,11 +368,14 @@ void JobPlanner::refuse_disk(int64_t disk_bytes, int64_t memory) const {
                                 ? fmt::format(" (`save_total_limit` {}: {} slots for each weight and its optimizer state; 1 takes two)",
                                               options_.save_total_limit, slots)
                                 : "";
-  const std::string old = before_.held > 0 ? fmt::format(", of which {} hold the checkpoints in '{}' until the next one is saved",
-                                                         grouped(before_.held), options_.output_dir)
-                                           : std::string();
-  throw error(ErrorCode::budget, "within {} bytes of memory this job takes up to {} bytes on the disk{}, more than `nvme_budget` {}{}",
-              grouped(memory), grouped(disk_bytes), old, options_.nvme_budget, fewer);
+  const std::string old = before_.held() > 0 ? fmt::format(", of which {} hold the checkpoints in '{}' until the next one is saved",
+                                                           grouped(before_.held()), options_.output_dir)
+                                             : std::string();
+  throw error(
+      ErrorCode::budget,
+      "within {} bytes of memory this job takes up to {} bytes on the disk{}, more than `nvme_budget` {}{}: raise that, or `budget`, "
+      "so that less goes to the disk",
+      grouped(memory), grouped(disk_bytes), old, options_.nvme_budget, fewer);
 }
 
 }  // namespace

@@ -1,9 +1,9 @@
 // From a job to its proven plan: how much of the budget is the program's own, which plan is looked for, and refusals.
 //
 // On the CPU, in this order: (1) plan with everything in memory, which sizes the reserve; (2) measure the CPU; (3) without a budget, take
-// what the machine has left as one; (4) if that plan doesn't fit: with `nvme_path`, search for the smallest budget and then the fastest
-// plan with a disk (DiskSearch); else, with `recompute` auto, recompute until it fits; (5) refuse with the smallest budget, or adopt the
-// plan and verify it.
+// what the machine has left as one; (4) find the smallest budget, and a plan within the budget if that of (1) doesn't fit: with a disk
+// (DiskSearch) if `nvme_path` is given and planning takes less memory than the plan of (1); otherwise, with `recompute` auto, by
+// recomputing; (5) refuse with the smallest budget, or adopt the plan and verify it.
 
 #pragma once
 
@@ -36,8 +36,8 @@ struct PlannedJob {
   ProcessFootprint footprint{};
   std::string device{};            // its name, where the program is for one with memory of its own
   int64_t reserve = 0;             // bytes of the budget that aren't the arena's
-  int64_t page = 1;                // bytes that the arena's memory is given out in
-  int64_t pinning = 0;             // of these: what the kernel takes to pin the arena; 0 where it isn't pinned
+  int64_t pinning = 0;             // part of the reserve: what the kernel takes to pin the arena; 0: it isn't pinned
+  int64_t page = 1;                // bytes in which the arena's memory is allocated
   int64_t rss_after_planning = 0;  // bytes of the process when everything was planned, without the arena
 };
 

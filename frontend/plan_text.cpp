@@ -64,12 +64,11 @@ std::string plan_text(const Job& job, const PlannedJob& planned, const MachineRa
     text += fmt::format("  NVMe    {} on {}, in use at once {}{}\n", shown(report.disk_bytes), options.nvme_path,
                         shown(report.disk_peak_bytes), report.disk_peak_op.empty() ? "" : ", at " + report.disk_peak_op);
     if (report.state_bytes > 0)
-      text += fmt::format("          of these {} for {} slots of each weight and its optimizer state, so that checkpoints copy nothing{}\n",
+      text += fmt::format("          of these {} for the state file: {} slots for each weight and its optimizer state\n",
                           shown(report.state_bytes),
                           report.state_slots == 2   ? "two"
                           : report.state_slots == 3 ? "three"
-                                                    : grouped(report.state_slots),
-                          report.state_slots > 2 ? fmt::format(" and {} are kept", report.state_slots - 1) : "");
+                                                    : grouped(report.state_slots));
   }
   text += shown_moves(report.moves);
   if (report.parts > 0)
@@ -84,7 +83,10 @@ std::string plan_text(const Job& job, const PlannedJob& planned, const MachineRa
     text += fmt::format("lengths     {} of the batches\n", fmt::join(shares, ", "));
   }
   if (report.groups.size() > 1) text += shown_groups(report.groups);
-  if (planned.set.strategy.is_deferred()) text += "updates     in the next step, each before the first use of its weight\n";
+  if (planned.set.strategy.defer == Deferral::most)
+    text += "updates     most in the next step, each before the first use of its weight; the others in their own step\n";
+  else if (planned.set.strategy.is_deferred())
+    text += "updates     in the next step, each before the first use of its weight\n";
   text += fmt::format("step        {} predicted, {:.3g} GFLOP · {} steps\n", shown_duration(report.predicted_milliseconds),
                       report.flops_per_step / 1e9, job.total_steps);
   const std::string disk =

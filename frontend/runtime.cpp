@@ -6,6 +6,7 @@
 #include <sstream>
 
 #include "frontend/adapters.h"
+#include "frontend/budget.h"
 #include "frontend/element.h"
 #include "frontend/file.h"
 #include "frontend/hash.h"
@@ -68,15 +69,17 @@ void Runtime::allocate() {
   int64_t arena = 0;  // of the host's memory
   for (const Space& space : planned_.program.spaces) arena += space.kind == SpaceKind::host ? space.bytes : 0;
   if (const int64_t available = available_memory(); arena > available)
-    throw error(ErrorCode::budget, "the job takes {} bytes of memory, of which this machine has {} left", arena, available);
+    throw error(ErrorCode::budget,
+                "the job needs {} bytes of memory and this machine has {} available: lower `budget` to what is available", grouped(arena),
+                grouped(available));
   job_.data.train->load();
   if (job_.data.valid) job_.data.valid->load();
   if (options.budget_is_process) {
     release_free_heap();  // what planning took
     const int64_t taken = process_memory().resident + whole_pages(arena);
     if (planned_.budget > 0 && taken > planned_.budget && !planned_.budget_is_machines) {
-      throw error(ErrorCode::budget, "the program takes more memory than foreseen: with the job's arena {} bytes, more than `budget` {}",
-                  taken, planned_.budget);
+      throw error(ErrorCode::budget, "the process takes {} bytes with the arena, more than `budget` {}: try {} bytes or more (`budget` {})",
+                  grouped(taken), planned_.budget, grouped(budget_above(taken)), budget_above(taken));
     }
   }
   for (const Space& space : planned_.program.spaces)

@@ -1,4 +1,5 @@
-// Steps: brings batches into the inputs of a runtime's entries and runs them: an optimizer step, an evaluation.
+// Steps: brings batches into the inputs of a runtime's entries and runs them: an optimizer step, an evaluation. It owns the feeds, refers
+// to job, plan and runtime, and is for one thread at a time.
 
 #pragma once
 

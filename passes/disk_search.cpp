@@ -15,8 +15,8 @@ namespace {
 // Candidates whose bound is within 0.2 % of the best plan's seconds aren't planned; the plain strategy is preferred within as much.
 constexpr double kClose = 0.998;
 
-// Memory for keeping several candidates at once, in sizes of the job's graphs; each candidate with its search takes about two. Measured on
-// GPT-2-XL: 15 MB of graphs, plans in 185 MB above the reserve.
+// Several candidates are kept at once where there is room for this many times the job's graphs (graph_bytes()). A candidate with its search
+// takes about twice that. GPT-2-XL's took 12 times 15 MB together; the rest is headroom.
 constexpr int64_t kGraphs = 32;
 
 // Before anything is recomputed; of the entries that train, or of all.
@@ -96,7 +96,10 @@ DiskPlan DiskSearch::best(const ComputeRates& compute, const StreamRates& disk, 
       if (placed.made.program.memory().bytes > limit(choice.instructions)) continue;
       choice.disk_bytes = limits_.on_disk(placed.made.program);
       if (disk_has_room(choice.disk_bytes)) {
-        if (choice.rank() < rank) rank = choice.rank(), fastest = {.placed = std::move(placed), .problems = std::move(choice.problem)};
+        if (choice.rank() < rank) {
+          rank = choice.rank();
+          fastest = {.placed = std::move(placed), .problems = std::move(choice.problem)};
+        }
         continue;
       }
     }
@@ -117,10 +120,13 @@ PlannedCandidate DiskSearch::place(CandidateEstimate& choice) {
   const Planner& planner = *placed.of.planner;
   const int64_t most = limit(choice.instructions);
   if (planner.bytes_in_memory() <= most) placed.made.program = planner.all_in_memory();
-  const bool fits = !placed.made.program.entries.empty() && placed.made.program.memory().bytes <= most;
-  if (!fits) placed.made = planner.streamed(most, compute_, disk_), choice.seconds = placed.made.seconds;
+  const bool is_in_memory = !placed.made.program.entries.empty() && placed.made.program.memory().bytes <= most;
+  if (!is_in_memory) {
+    placed.made = planner.streamed(most, compute_, disk_);
+    choice.seconds = placed.made.seconds;
+  }
   if (dumps_) choice.problem = dump(placed.of);
-  if (fits) add_overlapped(placed);
+  if (is_in_memory) add_overlapped(placed);
   placed.of.planner.reset();
   return placed;
 }
@@ -164,7 +170,7 @@ std::vector<StepStrategy> DiskSearch::strategies() const {
   const auto add = [&](const StepStrategy& strategy, int64_t more) {
     if (bytes_to_plan(nodes_of(first) + more, /*is_first=*/false) <= room_) strategies.push_back(strategy);
   };
-  // An update behind its step waits for the disk; before the next step's uses it hides behind computing.
+  // An update at the end of its step waits for the disk; one before the next step's use overlaps with computing.
   if (first.micro_batches == 1) {
     if (!entries_.options().keeps_gradients && limits_.updates_can_wait_longer) add({Deferral::most, 1}, batch);
     add({Deferral::all, 1}, batch);
@@ -177,12 +183,12 @@ std::vector<StepStrategy> DiskSearch::strategies() const {
   return strategies;
 }
 
-// Each strategy with nothing recomputed; then the one with the least bound with more of that, and the first strategy where that needs no
-// disk.
+// Estimates every strategy with its first rung of recomputation. Then the other rungs: all of them for the strategy with the least bound
+// (for every strategy where none has a bound), and for the first strategy those that fit in memory.
 void DiskSearch::estimate_strategies() {
   const int64_t state = resident_.made.program.memory().persistent_bytes;  // which every plan without a disk holds
   const std::vector<StepStrategy> all = strategies();
-  std::vector<double> bounds;  // with the first rung: on the others of the best one time is spent
+  std::vector<double> bounds;  // by strategy, with the first rung
   for (const StepStrategy& strategy : all) {
     const EntrySet& set = entries_.entries(strategy, has_room_for_several_);
     bounds.push_back(estimate_rungs(set, {rungs(set).front()}, /*in_memory=*/false));
@@ -228,7 +234,10 @@ double DiskSearch::estimate_rungs(const EntrySet& set, const std::vector<Recompu
     CandidateEstimate two[2];
     double least[2] = {INFINITY, INFINITY};
     const size_t count = std::min<size_t>(2, rungs.size() - i);
-    for (size_t of = 0; of < count; ++of) two[of].strategy = set.strategy, two[of].recompute = rungs[i + of];
+    for (size_t of = 0; of < count; ++of) {
+      two[of].strategy = set.strategy;
+      two[of].recompute = rungs[i + of];
+    }
     call_both(
         plans_two() && count > 1, [&] { least[0] = estimate(set, two[0], in_memory); },
         [&] {

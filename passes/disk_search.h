@@ -1,5 +1,8 @@
 // The search for a plan with a disk, where the budget can't hold a job: which updates wait for the next step, how many micro-batches go
 // together, and what is recomputed.
+//
+// Calls come from one thread. The constructor may start another one, which looks for the smallest budget and reads only what the search for
+// it was given; the destructor waits for it.
 
 #pragma once
 
@@ -37,7 +40,7 @@ class DiskSearch {
 
   // Whether no disk is needed.
   bool fits() const;
-  // Whether the budget is so far above the smallest one that this is looked for in the background, while plans are made.
+  // Whether the smallest budget is computed in the background, because the budget is clearly above it.
   bool finds_least_meanwhile() const { return finds_least_meanwhile_; }
   // Whether there may be room for what the kernel needs to pin memory.
   bool leaves_room_to_pin() const;
@@ -52,20 +55,21 @@ class DiskSearch {
     RecomputeChoice recompute{};
     std::optional<Candidate> candidate{};  // none where there is no room to keep it
     int64_t instructions = 0;
-    double expected = INFINITY;  // seconds of an optimizer step
-    double seconds = INFINITY;   // the same; infinite where it takes too much of the disk
+    double expected = INFINITY;  // seconds of an optimizer step, even if the disk has no room for it
+    double seconds = INFINITY;   // the same; infinite if the disk has no room
     int64_t disk_bytes = 0;
     std::string problem{};  // a line of the dump; of the one that is taken the whole
     double rank() const;
   };
-  // Refers to nothing that changes, where it has candidates; else they are made one by one, so that only one is in memory at a time.
+  // What smallest_of() reads, perhaps on a thread of its own. It holds the candidates where there is room for them; otherwise smallest_of()
+  // makes them one at a time, on the caller's thread.
   struct LeastSearch {
     struct Of {
       RecomputeChoice recompute{};
       std::optional<Candidate> candidate{};
       int64_t besides = 0;  // bytes besides the arena
     };
-    std::multimap<int64_t, Of> choices{};  // by a budget that is not above what they take
+    std::multimap<int64_t, Of> choices{};  // by a lower bound of the budget that they need
   };
 
   LeastSearch least_search() const;

@@ -28,7 +28,7 @@ struct StepStrategy {
 struct EntryWanted {
   EntryKind kind = EntryKind::train;
   bool completes_update = false;  // of those that train: makes the update that the step before deferred
-  bool joined = false;            // runs several micro-batches as the one beside it runs one
+  bool joined = false;            // runs several micro-batches joined
   bool remainder = false;         // for the smaller batch at the end of an epoch
   int64_t length = 0;             // of its samples, where the job has several; 0: any
 };
@@ -53,7 +53,8 @@ struct EntrySet {
   std::vector<const Graph*> graphs() const;
 };
 
-// How many micro-batches may share a graph: a divisor of the step's, as long as planning takes seconds. 1 where they have several lengths.
+// How many micro-batches may be joined: the largest divisor of the step's number for which planning takes only seconds; 1 where they have
+// several lengths.
 int64_t most_together(const EntrySet& set);
 
 // The graphs of a set's entries with what still has to be decided: what is recomputed, micro-batches side by side, updates early.

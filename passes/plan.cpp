@@ -20,7 +20,7 @@ struct Planner::Impl {
   PersistentValues persistents;
   std::vector<Draft> drafts;
 
-  // A job with so much memory and such a machine; what is found out about it serves outlook() and streamed().
+  // The problem of one limit and one machine, with what has been computed for it; outlook() and streamed() share it.
   struct Instance {
     std::vector<RunDraft> run_drafts{};  // by entry; their runs are in the problem
     std::vector<bool> movable{};         // by persistent value
@@ -29,7 +29,7 @@ struct Planner::Impl {
     JobMachine machine{};
     std::unique_ptr<planning::Search> search{};
 
-    // The memory is at least the floor. `enough`: of a bound; no higher one is looked for. Arguments count on the first call alone.
+    // Made by the first call; later ones ignore the arguments. The memory is at least the floor. `enough`: no higher bound is looked for.
     planning::Search& search_once(double enough, int64_t most) {
       if (!search) search = std::make_unique<planning::Search>(problem, enough, most);
       return *search;
@@ -174,8 +174,8 @@ struct Planner::Impl {
     return levels;
   }
 
-  // Many plans take about the least time. Drives pause, and share with others: this is one for a slower disk, where it takes about as long
-  // as any while the disk is as fast as it was measured.
+  // Many plans take about the least time. A drive sometimes stalls, and others use it, too: this is one for a slower disk, where it takes
+  // about as long as any while the disk is as fast as it was measured.
   std::optional<planning::HierarchyPlan> for_slower_disk(const Instance& instance, double bound) const {
     constexpr double kSlower = 0.8;
     constexpr double kNear = 1.01;  // of the bound: a slower disk must make so little of a difference

@@ -4,7 +4,7 @@
 // the persistent values of all entries get the bottom of the arena, and each entry's transient storages are packed above them
 // (addresses.h). Where memory is short and there is a disk, plan/search.h says what leaves the arena and when, and where all of it lies.
 // Orders and kernels are a fixed function of the graphs and the number of threads, which sizes workspaces; the machine's rates and the
-// limit decide where bytes are, and when. A planner is for one thread at a time.
+// limit decide where bytes are, and when. A planner is for one thread at a time; const calls share a cache, too.
 
 #pragma once
 
@@ -27,9 +27,9 @@ namespace ort_train {
 struct PlanOptions {
   int threads = 1;                       // for workspaces per worker
   const KernelTable* kernels = nullptr;  // that most nodes run by; null: the CPU's
-  // What the linear program of a plan may take.
+  // Bytes that the linear program of a plan may take.
   int64_t search_bytes = std::numeric_limits<int64_t>::max();
-  bool for_slower_disk = false;  // takes more memory: of plans that take about the same time, one that a slower disk would do for
+  bool for_slower_disk = false;  // of plans of about the same time, take one that works well on a slower disk, too; takes more memory
 };
 
 struct PlannedProgram {
@@ -69,7 +69,8 @@ class Planner {
   // The least that it could take, and the least with a disk.
   int64_t bytes_in_memory() const;
   int64_t least_bytes() const;
-  // The fastest that it finds in an arena of `limit` bytes with a disk; the one of least memory where that is larger.
+  // The fastest plan that it finds in an arena of `limit` bytes with a disk. Where it finds none (as with a limit of 0), the one of least
+  // memory, which is larger than the limit.
   PlannedProgram streamed(int64_t limit, const ComputeRates& compute, const StreamRates& disk) const;
   // Programs in three spaces (exec/program.h): the fastest that it finds; none where the memories are too small.
   std::optional<PlannedProgram> discrete(const DeviceMemories& memories) const;

@@ -31,7 +31,7 @@ std::vector<PlanEntry> plan_entries(const EntrySet& set, FinishedGraphs& finishe
 
 }  // namespace
 
-std::string SmallestBudget::set_by() const { return fmt::format("{} in '{}'", op, entry); }
+std::string SmallestBudget::set_by() const { return entry.empty() ? op : fmt::format("{} in '{}'", op, entry); }
 
 SmallestBudget least_of(int64_t budget, const Program& made, const std::vector<const Graph*>& graphs) {
   const MemoryPeak peak = memory_peak(made, graphs);

@@ -1,7 +1,8 @@
 // The search for a job's plan: what is recomputed, and with a disk (disk_search.h) which updates wait and how many micro-batches go
 // together.
 //
-// It is a function of the job's entry points, which it asks a Source for, of the memory and of the machine's rates.
+// It is a function of the job's entry points, which it asks a Source for, of the memory and of the machine's rates. candidate() may be
+// called from several threads at once; nothing else may run beside it.
 
 #pragma once
 
@@ -49,7 +50,7 @@ void add_overlapped(PlannedCandidate& placed);
 // The smallest budget.
 struct SmallestBudget {
   int64_t budget = 0;
-  std::string op{}, entry{};  // that sets it
+  std::string op{}, entry{};  // that sets it; "planning itself" has no entry
   RecomputeChoice recompute{};
   std::string set_by() const;
 };
@@ -78,7 +79,8 @@ class PlanSearch {
 
   const SearchOptions& options() const { return options_; }
   const EntrySet& first() const { return sets_.front(); }
-  // The entry points of that strategy. Where `keeps_all` is false, besides the first only the last that was asked for is kept.
+  // The entry points of that strategy, made when they are first asked for. The reference is valid until adopt(), or, without `keeps_all`,
+  // until entries() makes those of another strategy; first() stays valid.
   const EntrySet& entries(const StepStrategy& strategy, bool keeps_all);
   // What is recomputed where nothing asks for another choice.
   RecomputeChoice first_choice() const;
@@ -90,10 +92,10 @@ class PlanSearch {
   // Everything in memory, the first strategy and choice.
   PlannedCandidate all_in_memory() const;
   // On a device with memory of its own: the fastest choice of what is recomputed.
-  // `on_disk`: what a program takes there, `disk_bytes` at most; 0: as much as it likes.
+  // `on_disk`: what a program takes there. `disk_bytes`: its limit; 0: none.
   DiscretePlan discrete(const DeviceMemories& memories, const std::function<int64_t(const Program&)>& on_disk, int64_t disk_bytes) const;
-  // Everything in memory, with as much recomputed as `budget` asks for (0: no budget). None where that is nothing, or where nothing would
-  // do. `least`: of the first choice; becomes that of the choice which takes least.
+  // A plan in memory with as much recomputed as `budget` requires. None where nothing needs to be recomputed (0: no budget), or where
+  // recomputing everything isn't enough. `least`: in, the budget without recomputing; out, the smallest budget of any choice.
   std::optional<PlannedCandidate> recomputing(int64_t budget, const Reserve& reserve, SmallestBudget& least) const;
 
   // Ends the search.

@@ -18,8 +18,8 @@ inline constexpr size_t kAllGroups = ~size_t{0};
 
 // Fits graphs of one model with other batches, too.
 struct RecomputeChoice {
-  size_t groups = 0;  // so many groups of saved tensors are recomputed, the cheapest first (passes/saved_tensors.h)
-  size_t every = 1;   // with kAllGroups: of the boundaries between segments each so-manieth is kept; 0: about the square root of them
+  size_t groups = 0;  // number of groups of saved tensors that are recomputed, the cheapest first (passes/saved_tensors.h)
+  size_t every = 1;   // with kAllGroups: every n-th boundary between segments is kept; 0: n is about the square root of their number
 
   bool operator==(const RecomputeChoice&) const = default;
 };

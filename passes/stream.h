@@ -8,11 +8,11 @@ namespace ort_train {
 
 struct StreamRates {
   double read = 2e9, write = 2e9;  // bytes per second, while nothing is computed
-  // Of reads and writes at once, the shares of their rates together: 1 where they share one channel (it takes the sum of their times), 2
-  // where neither slows the other (the longer of them).
+  // Reads and writes at once: the sum of the shares of their rates that they reach, from 1 (one channel: they take turns) to 2 (neither
+  // slows the other).
   double duplex = 1;
-  double while_computing = 1;                  // the share of the rates that is left beside computing; at most 1
-  double compute_lost = 0;                     // the share of computing that both at once cost meanwhile; below the one above
+  double while_computing = 1;  // the share of the rates that is left beside computing; at most 1
+  double compute_lost = 0;  // the share of the computing speed that is lost while reads and writes are under way at once; < while_computing
   double read_latency = 0, write_latency = 0;  // seconds that a transfer takes besides, where no other is under way
   double rate(bool of_write) const { return of_write ? write : read; }
   double latency(bool of_write) const { return of_write ? write_latency : read_latency; }

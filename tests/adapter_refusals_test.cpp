@@ -63,7 +63,7 @@ TEST_F(AdapterRefusals, WhatDoesNotFitIsRefused) {
   EXPECT_HAS(refusal(o), "`use_dora` is about adapters");
   o = good;
   o.base_target = {"head"};
-  EXPECT_HAS(refusal(o), "`base_target` names weights that `base_dtype` is for, too");
+  EXPECT_HAS(refusal(o), "`base_target` adds weights to those stored as `base_dtype`");
   o.base_dtype = "nf4";
   o.train = {"head.weight"};
   EXPECT_HAS(refusal(o), "`base_target` 'head' fits only weights that are trained as a whole");

@@ -174,7 +174,7 @@ TEST_F(EarlyUpdateRuns, PerLayerGoesWithANorm) {
   o.max_grad_norm = 0;
   const Error refusal = error_of([&] { Trainer trainer(o); });
   EXPECT_EQ(refusal.code(), ErrorCode::usage);
-  EXPECT_HAS(refusal.what(), "`clip_per_layer`: goes with `max_grad_norm`");
+  EXPECT_HAS(refusal.what(), "`clip_per_layer` needs a `max_grad_norm` above 0");
 }
 
 }  // namespace

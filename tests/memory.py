@@ -104,6 +104,8 @@ JOBS = {
     "streamed, vertical, external": (
         20, lambda made: streamed(made, wide(made, "external.onnx", "small.npz"), *VERTICAL, "--save-steps", 1)),
 }
+# Planning is counted by the number of instructions, of which a deep model has many.
+ROOM = {"streamed, deep": 20}
 
 
 @pytest.fixture
@@ -130,7 +132,7 @@ def test_the_smallest_budget_is_exact_and_holds(folder, made, name):
     assert result.peak <= smallest
     assert abs(summary["rss_peak_bytes"] - result.peak) <= MB
     assert arena * MB <= summary["measured_peak_bytes"]["RAM"] <= summary["planned_peak_bytes"]["RAM"] < result.peak
-    assert result.peak >= smallest - 16 * MB  # the budget is not merely generous
+    assert result.peak >= smallest - ROOM.get(name, 16) * MB  # the budget is not merely generous
     assert uses_disk(summary) == ("--nvme-path" in job)
     print(f"{name}: smallest {smallest}, peak {result.peak}, {smallest - result.peak} below; refusal took {refused.peak}")
 
@@ -274,10 +276,10 @@ def test_without_a_budget_a_job_is_planned_for_the_memory_that_the_cgroup_has(tm
     most = smallest_budget(run(tmp_path, *kept(64), "--budget", "1MB", code=4))
     done, _ = limited((smallest + 3 * most) // 4 // PAGE * PAGE, *job)
     assert done.returncode == 0, f"exit code {done.returncode}\n{done.stdout}{done.stderr}"
-    assert "this machine has" in done.stdout and "planned as with --budget" in done.stdout
+    assert "this machine has" in done.stdout and "planned for --budget" in done.stdout
     hash = log(tmp_path / "log")[1]["weights_hash"]
     plain = run(tmp_path, *job, "--overwrite")
-    assert "planned as with" not in plain.out
+    assert "planned for" not in plain.out
     assert log(tmp_path / "log")[1]["weights_hash"] == hash
 
 

@@ -151,7 +151,7 @@ class Assigner {
     }
   }
 
-  // Whether what it reads is in the file.
+  // Whether what it reads is in the store already.
   bool is_written(size_t i) const {
     if (items_[i].before < 0) return true;
     const auto before = static_cast<size_t>(items_[i].before);

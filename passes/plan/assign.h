@@ -22,8 +22,8 @@ namespace ort_train::planning {
 struct Stay {
   uint32_t piece = 0;
   int32_t first = 0, last = 0;  // steps of its first and last use
-  bool reads = false;           // its content comes from the file
-  bool writes = false;          // and goes there
+  bool reads = false;           // its content is read from the store
+  bool writes = false;          // it is written to the store when it ends
   int64_t offset = 0;           // from the beginning of the memory that can be given away
   int32_t issue = 0;            // the step before which its read begins; where it isn't read, its first
   int32_t released = 0;         // the step before which its write, begun after `last`, is waited for; without one the step after its last

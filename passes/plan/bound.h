@@ -4,7 +4,8 @@
 // resident. A linear program minimises the time, of which this is asked:
 //
 //   memory     at each step what it uses, and the shares that are held then, fit into the limit
-//   disk       what is not held is read and (where it was changed) written between its uses; one transfer after the other
+//   disk       what is not held is read and (where it was changed) written between its uses; reads and writes at once take at least their
+//              sum divided by `duplex`
 //   room       between any two steps as much passes as the transfers take that are wanted between them, less what was read ahead when the
 //              first ended and what is yet to be written when the second begins: either takes memory beside what these steps use
 //
@@ -13,8 +14,9 @@
 // rows above are about the remaining seconds, which computing can hide.
 //
 // Of the rows those are made that a solution violates, until there are none or the bound no longer rises: each of them is true, so fewer
-// make a lower bound as well. Every plan satisfies all of it, so none is faster. Left out is that a piece takes its memory at once and
-// a transfer its time: by about the time of one block of fill and drain real plans are slower.
+// make a lower bound as well. Every plan satisfies all of it, so none is faster. A real plan is slower by about the time of the first read
+// and the last write, because a piece is in memory as a whole and its transfer must be over before it is used. In docs/planning.md, "The
+// lower bound", memory is row 1, the disk rows 2 to 4, room row 5, the price row 6.
 //
 // The bound is for the given runs: with their order of steps, and what they recompute. Rare ones (min_counted_runs_per_step()) don't count.
 
@@ -32,8 +34,8 @@ namespace ort_train::planning {
 
 class Bound {
  public:
-  // The memory is at least the floor. The problem must outlive it. No bound above `enough` seconds is looked for. The linear program
-  // takes `most` bytes: rows for which there is no room aren't made.
+  // The memory is at least the floor. The problem must outlive it. It stops when the bound is above `enough` seconds. The linear program
+  // takes at most `most` bytes: rows for which there is no room aren't made.
   explicit Bound(const Problem& problem, double enough = std::numeric_limits<double>::infinity(),
                  int64_t most = std::numeric_limits<int64_t>::max());
 

@@ -8,7 +8,7 @@
 namespace ort_train::planning {
 namespace {
 
-// Of so many moments all of the first and the last, and as many, evenly, of all.
+// Of moments 0 to n - 1 the first kMoments, the last kMoments, and about as many that are evenly spaced.
 std::vector<int32_t> thinned(size_t moments) {
   constexpr size_t kMoments = 192;
   std::vector<int32_t> result;

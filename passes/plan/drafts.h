@@ -40,9 +40,9 @@ struct Draft {
   double runs_per_step = 1;
   MemoryModel model;
   StepOrder order;
-  std::vector<Buffer> buffers;              // transient storages, by step of the order
-  std::vector<int64_t> workspaces;          // by step, as the kernels want them
-  std::vector<bool> background;             // by step: Kernel::background
+  std::vector<Buffer> buffers;              // transient memory; first and last are positions in `order`
+  std::vector<int64_t> workspaces;          // bytes that the kernels ask for, by index in model.steps
+  std::vector<bool> background;             // Kernel::background, by index in model.steps
   std::vector<size_t> persistent_of_class;  // by class; meaningful where the class is persistent
 };
 
@@ -76,7 +76,7 @@ struct JobMachine {
 struct RunDraft {
   planning::Run run;            // pieces that last have the numbers of PersistentValues
   std::vector<PieceOf> values;  // by Piece::value
-  std::vector<bool> backing;    // by step: it computes in the backing memory
+  std::vector<bool> backing;    // by position in Draft::order: it computes in the backing memory
   // Of the run's blocks, and of those of the backing memory: a buffer, or the workspace of a step.
   struct BlockOf {
     int32_t buffer = -1, step = -1;

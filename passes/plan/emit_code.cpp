@@ -6,8 +6,8 @@
 
 namespace ort_train {
 
-// At each step, first in the farthest memory: writes begin, then reads. Where something moves, nothing is done beside other steps: what is
-// updated is written at once, which would wait for it.
+// At each step, first in the farthest memory: writes begin, then reads. If anything moves, no step runs in the
+// background: what an update changes is written to the store right after it, and that write would wait for the update.
 EntryCode lay_code(const Draft& draft, const PlannedRun& planned, const std::vector<Queue>& queues) {
   EntryCode made;
   const auto add = [&](SpaceId from, SpaceId to, NodeId node = kNone, bool background = false) {

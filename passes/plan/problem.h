@@ -104,7 +104,7 @@ std::vector<int64_t> used_bytes_by_step(const Problem& problem, const Run& run);
 int64_t floor_bytes(const Problem& problem);
 // Seconds of computing.
 double computing(const Run& run);
-// Seconds of an optimizer step, where a run takes so many by its number: runs that run rarely are left out.
+// Seconds of an optimizer step; seconds(r) is what run r takes. Rare runs are left out.
 template <typename Seconds> double step_seconds(const Problem& problem, Seconds&& seconds) {
   double sum = 0;
   const double least = min_counted_runs_per_step(problem.runs);

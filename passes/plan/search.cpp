@@ -6,12 +6,12 @@
 namespace ort_train::planning {
 namespace {
 
-// Each of these lists has the best setting of some problem.
+// Every element of these lists is the best one for some of tests/problems.
 constexpr double kFree[] = {0, 0.03, 0.06, 0.1, 0.15, 0.22, 0.32, 0.45, 0.6, 0.8, 1};
-constexpr double kOutlookFree[] = {0.06, 0.22}, kOutlookPrefetch[] = {0.25, 0.5}, kOutlookShare = 0.97;  // of these
+constexpr double kOutlookFree[] = {0.06, 0.22}, kOutlookPrefetch[] = {0.25, 0.5}, kOutlookShare = 0.97;  // fewer, for outlook()
 constexpr double kFreeOfOrder[] = {0.06, 0, 0.22};  // for which the linear program is solved
 constexpr double kPrefetch[] = {0.25, 0.12, 0.5, 1};
-constexpr double kShare[] = {1, 0.97};  // of the memory, that cores are planned for: by less bytes they are packed better
+constexpr double kShare[] = {1, 0.97};  // of the memory that cores are planned for: planned for fewer bytes they may pack better
 constexpr double kNoGap = 1e-3;         // of the bound: nothing better is looked for
 constexpr size_t kPlaced = 8;           // settings that get addresses
 
@@ -45,7 +45,7 @@ RunPlan Search::plan_without_addresses(size_t run, double prefetch, double share
                                   prefetch_seconds(problem_, prefetch, problem_.memory));
 }
 
-// What may be held with the usual earliness, the fastest first, and these with the earliness that suits them best.
+// All settings, the fastest first: each with the first prefetch distance, the best kPlaced then with the distance that is fastest for them.
 std::vector<Search::Setting> Search::ranked() {
   std::vector<Setting> all;
   const auto seconds_of = [&](double prefetch) {
@@ -68,7 +68,10 @@ std::vector<Search::Setting> Search::ranked() {
     hold(all[i]);
     for (const double prefetch : kPrefetch) {
       const double seconds = prefetch == kPrefetch[0] ? all[i].seconds : seconds_of(prefetch);
-      if (seconds < all[i].seconds) all[i].prefetch = prefetch, all[i].seconds = seconds;
+      if (seconds < all[i].seconds) {
+        all[i].prefetch = prefetch;
+        all[i].seconds = seconds;
+      }
     }
   }
   sort();
@@ -87,7 +90,7 @@ std::optional<RunPlan> Search::place(size_t run, double prefetch) const {
       RunPlan plan = assign(problem_.runs[run], wished.stays, *cores, bytes, problem_.store,
                             prefetch_seconds(problem_, placed_prefetch, problem_.memory));
       if (!best || plan.seconds < best->seconds) best = std::move(plan);
-      if (!counts(run)) return best;
+      if (!counts(run)) return best;  // a rare run only needs a valid plan
     }
   }
   return best;
@@ -110,7 +113,7 @@ std::optional<Plan> Search::best() {
   double last = -1;
   for (const Setting& setting : ranked()) {
     if (placed == kPlaced || (best && best->seconds <= std::max(bound() * (1 + kNoGap), setting.seconds))) break;
-    if (setting.seconds == last) continue;  // mostly the same is held
+    if (setting.seconds == last) continue;  // most likely it holds the same pieces
     last = setting.seconds;
     hold(setting);
     std::optional<Plan> plan = place_all(setting.prefetch);

@@ -1,8 +1,8 @@
 // search: plans for a problem, the fastest that it finds.
 //
 // Pieces are held by an order of preference, that of the linear program (bound.h), until so many bytes are left for transfers ahead of
-// their steps and after them. How many, and how early reads begin, are settings: each is tried without addresses, and the best get
-// addresses (assign.h), with every earliness.
+// their steps and after them. How many, and how far ahead reads begin (the prefetch distance), are settings: each is tried without
+// addresses, and the best get addresses (assign.h), again with every prefetch distance.
 
 #pragma once
 
@@ -23,8 +23,7 @@ struct Plan {
 
 class Search {
  public:
-  // The memory is at least the floor. No bound above `enough` seconds is looked for, with more than `most` bytes. The problem must
-  // outlive it.
+  // The memory is at least the floor. `enough`, `most`: as in Bound. The problem must outlive it.
   explicit Search(const Problem& problem, double enough = std::numeric_limits<double>::infinity(),
                   int64_t most = std::numeric_limits<int64_t>::max());
 
@@ -39,7 +38,7 @@ class Search {
   struct Setting {
     size_t order = 0;
     double free = 0;      // share of the memory above the floor, that holding leaves alone
-    double prefetch = 0;  // how early reads begin, in the time in which all of the memory could be read
+    double prefetch = 0;  // how far ahead reads begin: a share of the time that reading all of the memory takes
     double seconds = 0;   // of an optimizer step, without addresses
   };
 

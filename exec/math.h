@@ -334,6 +334,18 @@ HOST_DEVICE inline double log1p(double x) {
   return x < HUGE_VAL ? y : x;
 }
 
+// Of doubles that end in a float32, to 2^-36 of the result or, of logarithms near zero, of one. All devices give the same bits, while
+// their libraries' functions of doubles differ. e^x, for x <= 690; the logarithm of x > 0.
+HOST_DEVICE inline double exp_for_float(double x) {
+  const Exp2Parts e = exp2_parts((x < -690.0 ? -690.0 : x) * kLog2E);
+  return fma(e.scale, e.expm1, e.scale);
+}
+HOST_DEVICE inline double log_for_float(double x) {
+  const LogParts log = log_parts(x);
+  const double y = fma(log.k, kLn2, log.log_m);
+  return x < HUGE_VAL ? y : x;  // infinity and NaN are their own
+}
+
 HOST_DEVICE inline float asinh(float x) {
   const double a = abs(x);
   return copysign(static_cast<float>(log1p(a + a * a / (1.0 + sqrt(fma(a, a, 1.0))))), x);

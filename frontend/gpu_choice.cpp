@@ -49,16 +49,16 @@ void refuse_other_arithmetic() {
 }
 
 DeviceChoice on_gpu(Gpu& gpu, const Options& options, bool halves, int64_t kept, int threads, const Note& note) {
-  if (const std::string lacking = halves ? gpu.start_cudnn() : std::string(); !lacking.empty())
+  if (const std::string lacking = halves ? gpu.start_libraries() : std::string(); !lacking.empty())
     note(lacking + "; attention and convolutions run on kernels that compute in float32, which are slower and give other last bits");
-  // What there is to measure in: of the budget what isn't taken. (Much less than that is refused behind it.)
+  // What there is to measure in: of the budget what isn't taken. (Much less than that is refused later.)
   constexpr int64_t kLeastTrial = 2 * kDevicePage;
   const int64_t unused = options.budget > 0 ? options.budget - gpu.taken_bytes() : gpu.free_bytes();
   const int64_t trial = std::max(std::min(unused, gpu.free_bytes() / 2), kLeastTrial);
   const ComputeRates compute = gpu.measure_compute(halves, trial);
   const int64_t beside = halves ? kBesideHalves : kBeside, taken = gpu.taken_bytes();  // now that libraries are loaded
   const int64_t reserve = kept > 0 ? std::max(kept, taken) : taken + beside;
-  const int64_t left = options.budget > 0 ? options.budget - reserve : gpu.free_bytes() - beside - kLeftAlone;
+  const int64_t left = options.budget > 0 ? options.budget - reserve : gpu.free_bytes() - (reserve - taken) - kLeftAlone;
   const Gpu::LinkRates link = gpu.measure_link(options.host_budget > 0 ? std::min(trial, options.host_budget) : trial);
   const GpuFacts& facts = gpu.facts();
   return {.kernels = &gpu.kernels(),

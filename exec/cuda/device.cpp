@@ -118,7 +118,7 @@ std::unique_ptr<Memory> CudaDevice::allocate(SpaceKind kind, int64_t bytes) {
   use();
   require(kind != SpaceKind::file, "no device gives a file");
   if (kind == SpaceKind::host) return std::make_unique<PinnedMemory>(bytes);
-  return std::make_unique<DeviceMemory>(bytes);
+  return std::make_unique<DeviceMemory>(bytes, gpu_.memory_of_devices());
 }
 
 const KernelTable* CudaDevice::kernels(SpaceKind where) const {

@@ -1,5 +1,6 @@
 #include "exec/cuda/gpu.h"
 
+#include <cuda.h>
 #include <cuda_runtime.h>
 #include <dlfcn.h>
 #include <fmt/format.h>
@@ -112,6 +113,18 @@ void require_gpu(int number) {
                 count == 1 ? "" : "s");
 }
 
+// Whether somebody in the process uses the GPU already, whose context it then is.
+bool has_context(int number) {
+  void* found = nullptr;
+  cudaDriverEntryPointQueryResult result{};
+  if (cudaGetDriverEntryPointByVersion("cuDevicePrimaryCtxGetState", &found, 12000, cudaEnableDefault, &result) != cudaSuccess)
+    (void)cudaGetLastError();
+  if (found == nullptr) return true;
+  unsigned flags = 0;
+  int is_active = 0;
+  return reinterpret_cast<CUresult (*)(CUdevice, unsigned*, int*)>(found)(number, &flags, &is_active) != CUDA_SUCCESS || is_active != 0;
+}
+
 class CudaGpu : public Gpu {
  public:
   explicit CudaGpu(int number) : nvml_(bus_of(number)) {
@@ -128,12 +141,17 @@ class CudaGpu : public Gpu {
                   properties.minor, kLeastMajor);
     before_ = nvml_.used();
     const int64_t own_before = std::max<int64_t>(nvml_.used_by_this(), 0);
+    held_before_ = cuda::DeviceMemory::held(number);
+    const bool is_new = !has_context(number);
     check(cudaSetDevice(number), "it can't be used");
-    // What no kernel of ours uses: a heap and a buffer for printing.
-    check(cudaDeviceSetLimit(cudaLimitMallocHeapSize, 0), "no context can be made");
-    check(cudaDeviceSetLimit(cudaLimitPrintfFifoSize, 4096), "no context can be made");
+    if (is_new) {  // what no kernel of ours uses: a heap and a buffer for printing
+      for (const auto& [limit, bytes] : {std::pair(cudaLimitMallocHeapSize, size_t{0}), {cudaLimitPrintfFifoSize, size_t{4096}}}) {
+        if (cudaDeviceSetLimit(limit, bytes) != cudaSuccess) (void)cudaGetLastError();
+      }
+    }
     check(cudaFree(nullptr), "no context can be made");
     load_kernels();
+    first_free_ = free_bytes();
     // Whether it is this process that the driver lists: it has taken about as much as all have.
     constexpr int64_t kLeastContext = int64_t{32} << 20;
     const int64_t own = nvml_.used_by_this() - own_before;
@@ -143,10 +161,8 @@ class CudaGpu : public Gpu {
 
   int64_t taken_bytes() const override { return std::max(taken_, used_bytes()); }
   int64_t used_bytes() const override {
-    if (const int64_t own = own_before_ >= 0 ? nvml_.used_by_this() : -1; own >= 0) return std::max<int64_t>(own - own_before_, 0);
-    const int64_t now = nvml_.used();
-    if (now >= 0 && before_ >= 0) return std::max<int64_t>(now - before_, 0);
-    return facts_.bytes - free_bytes();
+    const int64_t others = cuda::DeviceMemory::held(facts_.number) - held_before_ - *memory_of_devices_;  // more, or less, since then
+    return std::max<int64_t>(grown_bytes() - others, 0);
   }
   int64_t free_bytes() const override {
     size_t left = 0, all = 0;
@@ -155,9 +171,13 @@ class CudaGpu : public Gpu {
   }
   LinkRates measure_link(int64_t bytes) override;
   ComputeRates measure_compute(bool halves, int64_t bytes) override;
-  std::string start_cudnn() override {
+  std::string start_libraries() override {
     check(cudaSetDevice(facts_.number), "it can't be used");
-    return cuda::start_cudnn();
+    const std::string lacking = cuda::start_cudnn();
+    // cuBLAS is loaded by a first product, here a small one, whatever the budget.
+    const cuda::DeviceMemory memory(cuda::library_limits().product_workspace + (int64_t{2} << 20));
+    (void)half_rate({DType::bfloat16, {512, 512}}, memory);
+    return lacking;
   }
   std::string makes_products() const override {
     return fmt::format("{} with {} SMs, {}, {}", facts_.name, facts_.processors, cuda::tensor_library(), cuda::cudnn_library());
@@ -169,12 +189,22 @@ class CudaGpu : public Gpu {
   }
 
  private:
+  // What the GPU has in use more than before this was made: of the process, or of all where the driver doesn't tell them apart.
+  int64_t grown_bytes() const {
+    if (const int64_t own = own_before_ >= 0 ? nvml_.used_by_this() : -1; own >= 0) return own - own_before_;
+    const int64_t now = nvml_.used();
+    if (now >= 0 && before_ >= 0) return now - before_;
+    constexpr int64_t kContext = int64_t{600} << 20;  // about what one takes, which can't be asked without NVML
+    return kContext + first_free_ - free_bytes();
+  }
+  static double half_rate(const TensorType& square, const cuda::DeviceMemory& memory);
+
   // Kernels are loaded when they are first asked for, which takes memory: all of them now.
   void load_kernels() const {
     for (const void* kernel : block_kernels()) {
       cudaFuncAttributes attributes{};
       const cudaError_t status = cudaFuncGetAttributes(&attributes, kernel);
-      if (status == cudaErrorNoKernelImageForDevice)
+      if (status == cudaErrorNoKernelImageForDevice || status == cudaErrorInvalidDeviceFunction)
         throw error(ErrorCode::device,
                     "this build of ort-train has no kernels for {} (compute capability {}.{}): build it with CMAKE_CUDA_ARCHITECTURES={}{}",
                     facts_.name, facts_.major, facts_.minor, facts_.major, facts_.minor);
@@ -185,6 +215,8 @@ class CudaGpu : public Gpu {
   Nvml nvml_;
   int64_t before_ = -1;      // in use by all processes before the context was made; -1: the driver doesn't tell
   int64_t own_before_ = -1;  // by this one; -1: the driver doesn't tell processes apart
+  int64_t held_before_ = 0;  // in DeviceMemory
+  int64_t first_free_ = 0;   // once the context was there
   int64_t taken_ = 0;
 };
 
@@ -225,6 +257,21 @@ Gpu::LinkRates CudaGpu::measure_link(int64_t bytes) {
   return rates;
 }
 
+double rate_of(Trial product) { return product.cost().flops / product.seconds(2); }
+
+// Of a product of squares, which fit into the memory with cuBLAS's workspace.
+double CudaGpu::half_rate(const TensorType& square, const cuda::DeviceMemory& memory) {
+  const int64_t n = square.shape[0];
+  AlgorithmTable algorithms;  // of its own: by which a run makes its products is decided later
+  const auto product = cuda::prepare_product(
+      {.rows = n, .columns = n, .depth = n, .a_pitch = n, .b_pitch = n, .d_pitch = n, .result = square.dtype}, algorithms);
+  const auto run = [&](const KernelArgs& args) {
+    product->run(args.inputs[0], args.inputs[1], nullptr, nullptr, args.outputs[0], args.workspace, args.queue);
+  };
+  const double flops = 2 * static_cast<double>(n * n) * static_cast<double>(n);
+  return rate_of(Trial(run, {.flops = flops}, {square, square}, {square}, cuda::library_limits().product_workspace, memory));
+}
+
 ComputeRates CudaGpu::measure_compute(bool halves, int64_t bytes) {
   constexpr int64_t kMost = int64_t{256} << 20, kWorkspace = int64_t{48} << 20;  // of cuBLAS, and to spare
   constexpr double kTensorCores = 8;                                             // times as fast, at least
@@ -242,19 +289,6 @@ ComputeRates CudaGpu::measure_compute(bool halves, int64_t bytes) {
     while (4 * n * n * size_of(type) > room && n > 128) n /= 2;
     return TensorType{type, {n, n}};
   };
-  const auto rate_of = [](Trial product) { return product.cost().flops / product.seconds(2); };
-  const auto half_rate = [&](int64_t room) {
-    const TensorType square = square_in(DType::bfloat16, room);
-    const int64_t n = square.shape[0];
-    AlgorithmTable algorithms;  // of its own: by which a run makes its products is decided later
-    const auto product = cuda::prepare_product(
-        {.rows = n, .columns = n, .depth = n, .a_pitch = n, .b_pitch = n, .d_pitch = n, .result = square.dtype}, algorithms);
-    const auto run = [&](const KernelArgs& args) {
-      product->run(args.inputs[0], args.inputs[1], nullptr, nullptr, args.outputs[0], args.workspace, args.queue);
-    };
-    const double flops = 2 * static_cast<double>(n * n) * static_cast<double>(n);
-    return rate_of(Trial(run, {.flops = flops}, {square, square}, {square}, cuda::library_limits().product_workspace, memory));
-  };
   const TensorType large{DType::float32, {memory.bytes() / 16}}, small{DType::float32, {32}};
   Trial sweep = trial("Add", {large, large}, large), elements = trial("Gelu", {large}, large), tiny = trial("Add", {small, small}, small);
   const TensorType square = square_in(DType::float32, memory.bytes());
@@ -262,7 +296,7 @@ ComputeRates CudaGpu::measure_compute(bool halves, int64_t bytes) {
   const int64_t room = memory.bytes() - kWorkspace;
   return {.flops = flops,
           .half_flops = !halves                 ? 0
-                        : room > kWorkspace / 2 ? half_rate(room)
+                        : room > kWorkspace / 2 ? half_rate(square_in(DType::bfloat16, room), memory)
                                                 : kTensorCores * flops,
           .element_flops = elements.cost().flops / elements.seconds(2),
           .bytes_per_second = moved,

@@ -4,6 +4,7 @@
 
 #pragma once
 
+#include <atomic>
 #include <cstdint>
 #include <memory>
 #include <string>
@@ -28,9 +29,9 @@ class Gpu {
   // Bytes of device memory that the process takes for its context, the kernels' code and libraries, while there is no Device and no memory
   // of one.
   virtual int64_t taken_bytes() const = 0;
-  // That the process takes now, by the driver's count of it. Where the driver doesn't tell processes apart (in containers, say), or the
-  // process had a context already, it is the whole GPU's less what was in use before this was made: other processes that come or go
-  // meanwhile are counted.
+  // The same with the memory of its devices, now, by the driver's count of the process; memory of other Gpus' devices is left out. Where
+  // the driver doesn't tell processes apart (in containers, say), or the process had a context already, it is the whole GPU's less what was
+  // in use before this was made: other processes that come or go meanwhile are counted.
   virtual int64_t used_bytes() const = 0;
   // That are left.
   virtual int64_t free_bytes() const = 0;
@@ -42,9 +43,9 @@ class Gpu {
   virtual LinkRates measure_link(int64_t bytes) = 0;
   // How fast it computes, likewise. halves: products of 16 bits are wanted, too; they are guessed where there is no room for them.
   virtual ComputeRates measure_compute(bool halves, int64_t bytes) = 0;
-  // Starts cuDNN, by which attention and convolutions of 16 bits are made, so that taken_bytes() counts what it takes. Returns why there is
-  // none, in a sentence; empty: there is.
-  virtual std::string start_cudnn() = 0;
+  // Starts cuBLAS and cuDNN, by which products, attention and convolutions of 16 bits are made, so that taken_bytes() counts what they
+  // take. Returns why there is no cuDNN, in a sentence; empty: there is.
+  virtual std::string start_libraries() = 0;
 
   // Of products of 16 bits on it: what Device::makes_products() says of its devices, and by which algorithms the libraries make them.
   virtual std::string makes_products() const = 0;
@@ -54,8 +55,12 @@ class Gpu {
   // For runs of that program, in spaces of the device, the host and a file. `threads`: of the host, where it computes.
   virtual std::unique_ptr<Device> device(const Program& program, int threads) = 0;
 
+  // Where its devices count the bytes of the memory that they make.
+  const std::shared_ptr<std::atomic<int64_t>>& memory_of_devices() const { return memory_of_devices_; }
+
  protected:
   GpuFacts facts_;
+  std::shared_ptr<std::atomic<int64_t>> memory_of_devices_ = std::make_shared<std::atomic<int64_t>>(0);
 };
 
 // The GPU of that number, with everything loaded that its kernels need, so that what it takes doesn't grow. Throws Error(device): this

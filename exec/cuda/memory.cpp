@@ -1,5 +1,8 @@
 #include "exec/cuda/memory.h"
 
+#include <array>
+#include <utility>
+
 #include "exec/cuda/status.h"
 #include "graph/error.h"
 
@@ -13,7 +16,29 @@ void check(cudaError_t status, std::string_view what) {
               cudaGetErrorName(status));
 }
 
-DeviceMemory::DeviceMemory(int64_t bytes) : Memory(bytes) {
+namespace {
+
+constexpr int kMostDevices = 256;
+std::array<std::atomic<int64_t>, kMostDevices>& held_of_all() {
+  static std::array<std::atomic<int64_t>, kMostDevices> bytes{};
+  return bytes;
+}
+
+int64_t whole_device_pages(int64_t bytes) {
+  constexpr int64_t kPage = int64_t{2} << 20;  // in which the driver counts
+  return (bytes + kPage - 1) / kPage * kPage;
+}
+
+}  // namespace
+
+int64_t DeviceMemory::held(int device) { return held_of_all().at(static_cast<size_t>(device)); }
+
+void DeviceMemory::count(int64_t bytes) const {
+  held_of_all().at(static_cast<size_t>(device_)) += bytes;
+  if (owners_) *owners_ += bytes;
+}
+
+DeviceMemory::DeviceMemory(int64_t bytes, std::shared_ptr<std::atomic<int64_t>> owners) : Memory(bytes), owners_(std::move(owners)) {
   if (bytes == 0) return;
   check(cudaGetDevice(&device_), "no device is chosen");
   void* data = nullptr;
@@ -34,12 +59,14 @@ DeviceMemory::DeviceMemory(int64_t bytes) : Memory(bytes) {
   if (cleared != cudaSuccess) (void)cudaFree(data);
   check(cleared, "memory can't be cleared");
   data_ = static_cast<std::byte*>(data);
+  count(whole_device_pages(bytes));
 }
 
 DeviceMemory::~DeviceMemory() {
   if (data_ == nullptr) return;
   (void)cudaSetDevice(device_);
   (void)cudaFree(data_);
+  count(-whole_device_pages(bytes_));
 }
 
 PinnedMemory::PinnedMemory(int64_t bytes) : Memory(bytes), arena_(bytes) {

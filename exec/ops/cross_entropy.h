@@ -5,8 +5,10 @@
 
 #include <algorithm>
 #include <limits>
+#include <type_traits>
 
 #include "exec/element_types.h"
+#include "exec/math.h"
 
 ORT_TRAIN_OPS_BEGIN
 
@@ -18,6 +20,11 @@ inline constexpr int kClassLanes = 16;
 inline int64_t class_count(const KernelSpec& spec, size_t logits) { return spec.inputs[logits].shape.back(); }
 inline int64_t label_count(const KernelSpec& spec, size_t logits) {
   return element_count(spec.inputs[logits].shape) / std::max<int64_t>(class_count(spec, logits), 1);
+}
+
+// Of a row's sum of exponentials, for arithmetic in C.
+template <typename C> HOST_DEVICE inline double log_of_exps(double sum) {
+  return std::is_same_v<C, double> ? math::log(sum) : math::log_for_float(sum);
 }
 
 // Of a row: e^(x - lse) * of_softmax - of_all (times the class's weight, where there are weights); at its label

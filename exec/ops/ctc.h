@@ -5,17 +5,22 @@
 #include <algorithm>
 #include <cmath>
 #include <limits>
+#include <type_traits>
 
 #include "exec/element_types.h"
+#include "exec/math.h"
 
 ORT_TRAIN_OPS_BEGIN
 
 inline constexpr double kImpossible = -std::numeric_limits<double>::infinity();
 
-HOST_DEVICE inline double log_add(double a, double b) {
+// log(e^a + e^b), for sums of numbers of that type.
+template <typename T> HOST_DEVICE inline double log_add(double a, double b) {
   if (a != a || b != b) return a + b;  // NaN
   const double larger = a < b ? b : a, smaller = b < a ? b : a;
-  return larger == kImpossible ? kImpossible : larger + ::log1p(::exp(smaller - larger));
+  if (larger == kImpossible) return kImpossible;
+  if constexpr (std::is_same_v<T, double>) return larger + ::log1p(::exp(smaller - larger));
+  return larger + math::log1p(math::exp_for_float(smaller - larger));
 }
 
 struct CtcShape {
@@ -46,27 +51,29 @@ template <typename T> struct CtcSample {
   HOST_DEVICE double forward(const double* before, int64_t t, int64_t s) const {
     if (t == 0) return s < 2 ? at(0, s) : kImpossible;
     double sum = before[s];
-    if (s >= 1) sum = log_add(sum, before[s - 1]);
-    if (may_skip(s)) sum = log_add(sum, before[s - 2]);
+    if (s >= 1) sum = log_add<T>(sum, before[s - 1]);
+    if (may_skip(s)) sum = log_add<T>(sum, before[s - 2]);
     return sum == kImpossible ? sum : sum + at(t, s);
   }
   // Of the paths that spell the labels, from the forward variables of the last time step.
   HOST_DEVICE double total(const double* last) const {
     const int64_t n = states();
-    return n > 1 ? log_add(last[n - 1], last[n - 2]) : last[0];
+    return n > 1 ? log_add<T>(last[n - 1], last[n - 2]) : last[0];
   }
   // Of the paths that are in s at t, behind t; next: those of t + 1.
   HOST_DEVICE double backward(const double* next, int64_t t, int64_t s) const {
     const int64_t n = states();
     if (t == steps - 1) return s >= n - 2 ? 0 : kImpossible;
     double sum = onwards(next, t, s);
-    if (s + 1 < n) sum = log_add(sum, onwards(next, t, s + 1));
-    if (s + 2 < n && may_skip(s + 2)) sum = log_add(sum, onwards(next, t, s + 2));
+    if (s + 1 < n) sum = log_add<T>(sum, onwards(next, t, s + 1));
+    if (s + 2 < n && may_skip(s + 2)) sum = log_add<T>(sum, onwards(next, t, s + 2));
     return sum;
   }
   // What a class has of the paths (T, V) with those of one more state, `path` their logarithm, taken in.
   HOST_DEVICE static T with_path(T so_far, double path, double scale) {
-    return path > kImpossible ? static_cast<T>(static_cast<double>(so_far) + ::exp(path) * scale) : so_far;
+    if (path <= kImpossible) return so_far;
+    const double e = std::is_same_v<T, double> ? ::exp(path) : math::exp_for_float(path);
+    return static_cast<T>(static_cast<double>(so_far) + e * scale);
   }
 
  private:

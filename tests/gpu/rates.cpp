@@ -85,7 +85,7 @@ void attention(const Size& size, int64_t batch, int64_t length, const cuda::Devi
 int run() {
   constexpr int64_t kMemory = int64_t{1} << 30, kBatch = 4, kLength = 512, kTokens = kBatch * kLength;
   const std::unique_ptr<Gpu> gpu = open_gpu(0);
-  if (const std::string none = gpu->start_cudnn(); !none.empty()) fmt::print(stderr, "{}\n", none);
+  if (const std::string none = gpu->start_libraries(); !none.empty()) fmt::print(stderr, "{}\n", none);
   const cuda::DeviceMemory memory(kMemory);
   for (const Size& size : {Size{"124M", 768, 12}, Size{"xl", 1600, 25}}) {
     for (const auto& [in, out] :

@@ -83,7 +83,7 @@ template <typename T, bool smoothed> struct CrossEntropyRows {
     }
     block.each([&](int t) {
       const int64_t r = rows.row(block.index, t);
-      if (t % rows.threads() == 0 && r < rows.rows) finish(r, static_cast<double>(largest[t]) + math::log(all_exps[t]), all_plain[t]);
+      if (t % rows.threads() == 0 && r < rows.rows) finish(r, static_cast<double>(largest[t]) + log_of_exps<C>(all_exps[t]), all_plain[t]);
     });
   }
 

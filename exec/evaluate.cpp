@@ -1,4 +1,5 @@
 #include <algorithm>
+#include <memory>
 
 #include "exec/kernel.h"
 
@@ -52,7 +53,8 @@ std::vector<Tensor> evaluate(const OpDef& op, const Attributes& attributes, cons
 }
 
 Folder make_folder(Workers& workers, const FoldingLimits& limits) {
-  return [&workers, limits, left = limits](const Graph& graph, const Node& node) mutable -> std::vector<Tensor> {
+  // Copies of the Folder share what is left.
+  return [&workers, limits, left = std::make_shared<FoldingLimits>(limits)](const Graph& graph, const Node& node) -> std::vector<Tensor> {
     const OpDef& op = *node.op;
     KernelSpec spec = make_spec(graph, node);
     spec.outputs = infer_types(graph, op, node.inputs, node.attributes, node.outputs.size(), node.name);
@@ -60,12 +62,12 @@ Folder make_folder(Workers& workers, const FoldingLimits& limits) {
     const Kernel& kernel = *cpu_kernels().find(op);
     int64_t bytes = 0;
     for (const TensorType& type : spec.outputs) bytes += type.bytes();
-    if (bytes > std::min(limits.node_bytes, left.bytes)) return {};
+    if (bytes > std::min(limits.node_bytes, left->bytes)) return {};
     const Cost cost = kernel.cost ? kernel.cost(spec) : Cost{};
     const double work = cost.flops + cost.bytes;
-    if (work > left.work || workspace_bytes(kernel, spec, workers.threads()) > limits.node_bytes) return {};
-    left.bytes -= bytes;
-    left.work -= work;
+    if (work > left->work || workspace_bytes(kernel, spec, workers.threads()) > limits.node_bytes) return {};
+    left->bytes -= bytes;
+    left->work -= work;
     std::vector<const Tensor*> inputs;
     for (ValueId input : node.inputs) inputs.push_back(graph.constant(input));
     return evaluate(op, node.attributes, inputs, node.outputs.size(), workers);

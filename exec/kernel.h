@@ -134,8 +134,8 @@ std::vector<Tensor> evaluate(const OpDef& op, const Attributes& attributes, cons
 // What folding may take: of one node and of all together. Files say how much there is to fold, so it has an end.
 struct FoldingLimits {
   int64_t node_bytes = int64_t{256} << 20;  // a node's results and workspace
-  int64_t bytes = int64_t{1} << 30;         // all results
-  double work = 0x1p34;                     // operations and bytes moved
+  int64_t bytes = int64_t{4} << 30;         // all results
+  double work = 0x1p36;                     // operations and bytes moved
 };
 // A Folder (graph/builder.h) on top of it: leaves as nodes what would go beyond the limits.
 Folder make_folder(Workers& workers, const FoldingLimits& limits = {});

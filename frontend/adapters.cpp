@@ -52,8 +52,13 @@ struct Candidate {
 
 std::vector<Candidate> candidates_of(const Imported& model, const std::set<size_t>& read) {
   const std::map<std::string, WeightNames> names = weight_names(model);
+  std::set<std::string> constants;
+  for (const Weight& weight : model.weights) {
+    if (weight.is_constant) constants.insert(weight.parameter);
+  }
   std::vector<Candidate> all;
   for (const Adaptable& weight : find_adaptable(model.graph, read)) {
+    if (constants.contains(weight.weight)) continue;
     Candidate one{.weight = weight, .names = names.at(weight.weight), .module = {}};
     one.module = module_named(one.weight.weight, one.names.originals, one.weight.node);
     one.is_trained = model.graph.value(model.graph.find_value(one.weight.weight)).trainable;
@@ -312,7 +317,8 @@ std::string adapters_note(const Imported& model, const std::vector<Adapter>& ada
   }
   const std::string what = settings.kind == AdapterKind::ia3
                                ? to_string(settings.kind)
-                               : fmt::format("{} of rank {}, scale {:.4g},", to_string(settings.kind), settings.rank, settings.scale);
+                               : fmt::format("{} of rank {}, scale {:.4g},{}", to_string(settings.kind), settings.rank, settings.scale,
+                                             settings.dropout > 0 ? fmt::format(" dropout {:.4g},", settings.dropout) : "");
   return fmt::format("{} beside {}{}: {} parameter{} trained{}, {} stay as they are", what,
                      adapters.size() == 1 ? "1 weight" : fmt::format("{} weights", adapters.size()),
                      settings.file.empty() ? "" : ", from " + settings.file, grouped(trained), trained == 1 ? " is" : "s are",

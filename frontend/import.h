@@ -67,6 +67,7 @@ struct Weight {
   DType dtype = DType::float32;     // of that
   std::vector<WeightPlace> places;  // the first is the one it is read from; more than one where tied weights were stored twice
   bool is_attached = false;         // of another model (frontend/attach_model.h): never changed, hashed or exported
+  bool is_constant = false;         // no weight (Treatment::constant): no adapter changes it, it isn't stored in fewer bits
   // Not of the model's file; its only place says a name and a shape alone, and whether the new file has it (`added`).
   std::optional<FreshNumbers> fresh{};
 };

@@ -115,8 +115,9 @@ DType low_type_of(const onnx::GraphDef& graph) {
   return is_half(most) ? most : DType::float32;
 }
 
-Tensor TensorFiles::read(const onnx::TensorDef& tensor) {
-  Tensor stored = read_stored(tensor);
+Tensor TensorFiles::read(const onnx::TensorDef& tensor) { return widened(read_stored(tensor)); }
+
+Tensor TensorFiles::widened(Tensor stored) const {
   if (!widens_ || !is_half(stored.dtype)) return stored;
   Tensor result(DType::float32, stored.shape);
   convert(element_of(stored.dtype), stored.bytes, DType::float32, result.bytes);

@@ -42,7 +42,11 @@ Reason why_not(const onnx::NodeDef& node, int opset, const FoundForm& form) {
     return {fmt::format("is an operator of '{}', and the model has no function for it", node.domain),
             "export it as a function of standard operators"};
   }
-  if (onnx::since_version(node.domain, op, opset) == 0) return {fmt::format("is no operator of opset {}", opset), "export the model again"};
+  if (onnx::since_version(node.domain, op, opset) == 0) {
+    const int since = onnx::since_version(node.domain, op, onnx::newest_opset());
+    return {fmt::format("is no operator of opset {}", opset),
+            since > opset ? fmt::format("export again with opset_version={} or newer", since) : "export the model again"};
+  }
   return {"is not supported", "replace it by other operators before exporting, or cut the model before it"};
 }
 
@@ -147,7 +151,7 @@ void Walk::add_inputs(const ImportOptions& options) {
     if (initializers.contains(input.name)) continue;
     Meaning meaning;
     if (const auto bound = options.bound_inputs.find(input.name); bound != options.bound_inputs.end()) {
-      meaning.value = graph_.add_constant(bound->second, input.name);
+      meaning.value = graph_.add_constant(files_.widened(bound->second), input.name);
     } else if (inputs_.types[i]) {
       const DType dtype = inputs_.types[i]->dtype;
       meaning.value = graph_.add_value({.name = input.name,
@@ -212,29 +216,27 @@ void Walk::list(const std::vector<onnx::NodeDef>& nodes, Scope& scope, const Sit
 // Puts the Dropout that the options want behind a node of the file, in place of one that is there.
 void Walk::drop(const onnx::NodeDef& node, uint32_t ordinal, Scope& scope) {
   const std::string name = name_of(node);
-  std::optional<double> ratio;
-  std::vector<std::string>* nodes = nullptr;
+  std::vector<size_t> fitting;  // patterns, of which the last counts
   for (size_t i = 0; i < options_->dropout.size(); ++i) {
-    const auto& [pattern, wanted] = options_->dropout[i];
-    if (!fits(pattern, name) && pattern != node.op_type) continue;
-    ratio = wanted;
-    nodes = &dropped_[i];
+    if (const std::string& pattern = options_->dropout[i].first; fits(pattern, name) || pattern == node.op_type) fitting.push_back(i);
   }
-  if (!ratio || node.outputs.empty()) return;
+  if (fitting.empty() || node.outputs.empty()) return;
   Meaning* const meaning = scope.find(node.outputs[0]);
   if (meaning == nullptr || meaning->value == kNone || meaning->tainted || graph_.constant(meaning->value) != nullptr ||
       !is_floating(graph_.value(meaning->value).dtype))
     return;  // nothing to drop of
-  nodes->push_back(name);
+  for (const size_t i : fitting) dropped_[i];
+  dropped_[fitting.back()].push_back(name);
   const NodeId producer = graph_.value(meaning->value).producer;
   if (producer != kNone && graph_.node(producer).op->name == "Dropout") meaning->value = graph_.node(producer).inputs[0];
   constexpr int kOpset = 13;
   const FoundForm form = find_form("", "Dropout", kOpset);
+  const auto ratio = static_cast<float>(options_->dropout[fitting.back()].second);
   const OnnxNode dropout{.op_type = "Dropout",
                          .name = name,
                          .opset = kOpset,
                          .attributes = {},
-                         .inputs = {meaning->value, graph_.add_constant(scalar_tensor(static_cast<float>(*ratio)), "ratio"),
+                         .inputs = {meaning->value, graph_.add_constant(scalar_tensor(ratio), "ratio"),
                                     graph_.add_constant(scalar_tensor(true), "training_mode")},
                          .outputs = 1};
   Lowering lowering(graph_, dropout);
@@ -248,7 +250,7 @@ void Walk::finish_dropout() {
   for (size_t i = 0; i < options_->dropout.size(); ++i) {
     const auto& [pattern, ratio] = options_->dropout[i];
     const auto found = dropped_.find(i);
-    if (found == dropped_.end() || found->second.empty()) {
+    if (found == dropped_.end()) {
       std::vector<std::string> names;
       for (const onnx::NodeDef& node : model_.graph.nodes) names.push_back(name_of(node));
       const std::vector<std::string> near = nearest_names(pattern, names, 3);
@@ -256,6 +258,7 @@ void Walk::finish_dropout() {
                   "`dropout` {}={}: fits no node that gives floating-point numbers; {} (the name of a node, a pattern with *, or an op)",
                   pattern, ratio, near.empty() ? "the model has none" : fmt::format("there are '{}'", fmt::join(near, "', '")));
     }
+    if (found->second.empty()) continue;  // later patterns fit all of its nodes, too
     weights_.note(fmt::format("Dropout of {} behind {} node{} ('{}'{})", ratio, found->second.size(), found->second.size() == 1 ? "" : "s",
                               found->second[0], found->second.size() == 1 ? "" : ", …"));
   }
@@ -458,7 +461,9 @@ bool Walk::is_live(const Job& job) {
   }
   if (mode != "model") return mode == "live";
   constexpr int kAttribute = 14;  // the opset from which on there is one
-  return job.opset < kAttribute ? job.node.outputs.size() > 1 : job.node.attributes.get("training_mode", 0) != 0;
+  const auto gives = [&](const std::string& name) { return &name != &job.node.outputs[0] && !name.empty(); };
+  return job.opset < kAttribute ? std::any_of(job.node.outputs.begin(), job.node.outputs.end(), gives)
+                                : job.node.attributes.get("training_mode", 0) != 0;
 }
 
 // Also of nodes that can't be imported, or that nobody reads.
@@ -497,9 +502,7 @@ std::string Walk::lower(Job& job, const OpDef& op, const OnnxForm& form) {
       throw error(ErrorCode::unsupported, "has {} inputs and {} outputs; {} and {} at most are known", node.inputs.size(), node.outputs,
                   form.inputs, form.outputs);
     if (!job.node.others.empty()) throw error(ErrorCode::unsupported, "its attribute '{}' is not supported", job.node.others[0]);
-    for (const auto& [name, tensor] : job.node.tensors) {
-      if (!node.attributes.has(name)) node.attributes.set(name, files_.read(tensor));
-    }
+    for (const auto& [name, tensor] : job.node.tensors) node.attributes.set(name, files_.read(tensor));
     if (node.domain.empty() && node.op_type == "BatchNormalization") node.attributes.set("training_mode", int64_t{is_live(job)});
     const auto lower_form = [&](Lowering& lowering) {
       if (form.lower)

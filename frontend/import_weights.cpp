@@ -63,6 +63,21 @@ bool only_moves(const Use& use) {
   return use.domain.empty() && use.input == 0 && std::find(kMoves.begin(), kMoves.end(), use.op_type) != kMoves.end();
 }
 
+// Numbers of 16 bits in int32_data: protobuf's integers are of one to three bytes, so that new ones don't fit into their place.
+void refuse_integers(const std::vector<std::string>& names) {
+  if (names.empty()) return;
+  constexpr size_t kShown = 4;
+  throw error(ErrorCode::unsupported,
+              "the elements of {} are stored as integers of their bits (int32_data): store them as bytes "
+              "(onnx.numpy_helper.from_array(onnx.numpy_helper.to_array(tensor), tensor.name))",
+              first_of(names, kShown));
+}
+
+Error shared_bytes(const std::string& first, const std::string& second, const std::string& path) {
+  return error(ErrorCode::unsupported, "'{}' and '{}' share bytes of '{}' without being the same tensor; save the model again", first,
+               second, path);
+}
+
 // What reads a tensor behind nodes that only move its elements.
 void add_ends(const std::vector<Use>& uses, const Uses& all, int depth, std::vector<Use>& ends) {
   constexpr int kDeepest = 8;
@@ -157,7 +172,7 @@ std::vector<Subject> WeightTable::subjects(const onnx::GraphDef& graph, const Us
     found.push_back({.candidate = {.name = name,
                                    .tensor = &tensor,
                                    .uses = std::move(readers),
-                                   .bytes = tensor.offset < 0 ? FileRange() : files_.locate(tensor)},
+                                   .bytes = tensor.offset < 0 || tensor.varints ? FileRange() : files_.locate(tensor)},
                      .in_node = in_node,
                      .ends = std::move(ends)});
   };
@@ -175,6 +190,7 @@ std::vector<Subject> WeightTable::subjects(const onnx::GraphDef& graph, const Us
   for (const onnx::NodeDef& node : graph.nodes) {
     if (node.op_type != "Constant" || !node.domain.empty() || node.outputs.size() != 1 || !uses.contains(node.outputs[0])) continue;
     const auto tensor = node.tensors.find("value");
+    if (node.attributes.has("value_floats")) others_.emplace_back(node.outputs[0], "is a list of numbers in a Constant node");
     if (tensor == node.tensors.end() || !tensor->second.dtype || !is_floating(*tensor->second.dtype)) continue;
     const Shape& shape = tensor->second.shape;
     if (element_count(shape) > 1 || (!shape.empty() && is_layers_own(uses.at(node.outputs[0]), shape)))
@@ -190,6 +206,11 @@ std::vector<Candidate> WeightTable::parameters(const onnx::GraphDef& graph, cons
   for (const onnx::NodeDef& node : graph.nodes) {
     for (const std::string& output : node.outputs) evidence.producers.emplace(output, &node);
   }
+  std::vector<std::string> as_integers;
+  for (const Subject& subject : evidence.subjects) {  // which rules can't look at
+    if (subject.candidate.tensor->varints && !subject.candidate.tensor->value) as_integers.push_back(subject.candidate.name);
+  }
+  refuse_integers(as_integers);
   const std::vector<Verdict> verdicts = decide(evidence, result_.info.notes);
   std::vector<Candidate> found;
   for (size_t i = 0; i < verdicts.size(); ++i) {
@@ -197,6 +218,7 @@ std::vector<Candidate> WeightTable::parameters(const onnx::GraphDef& graph, cons
     const TensorType type{*candidate.tensor->dtype, candidate.tensor->shape};
     const bool is_constant = verdicts[i].treatment == Treatment::constant;
     candidate.trainable = verdicts[i].treatment == Treatment::trained;
+    candidate.is_constant = is_constant;
     candidate.fate = result_.info.tensors.size();
     result_.info.tensors.push_back({candidate.name, type, verdicts[i].treatment, verdicts[i].why, verdicts[i].original});
     const bool is_refused = is_half(type.dtype) && !files_.widens();
@@ -206,9 +228,11 @@ std::vector<Candidate> WeightTable::parameters(const onnx::GraphDef& graph, cons
       continue;
     }
     const onnx::TensorDef& tensor = *candidate.tensor;
-    if (tensor.offset < 0 && !tensor.added) candidate.bytes = files_.locate(tensor);  // says why it can't be trained
+    if (tensor.varints) as_integers.push_back(candidate.name);
+    if (candidate.bytes.path.empty() && !tensor.added) candidate.bytes = files_.locate(tensor);  // says why it can't be trained
     found.push_back(std::move(candidate));
   }
+  refuse_integers(as_integers);
   if (is_main) note_own_names(graph);
   if (const std::vector<std::string> missing = missing_parameters(evidence); !missing.empty()) {
     constexpr size_t kShown = 16;
@@ -252,6 +276,9 @@ void WeightTable::share_choices(std::vector<Candidate>& found, const std::vector
     const auto any = [&](const std::vector<std::string>& patterns) {
       return std::any_of(group.begin(), group.end(), [&](size_t i) { return named(patterns, found[i]); });
     };
+    const bool are_constants = std::all_of(group.begin(), group.end(), [&](size_t i) { return found[i].is_constant; });
+    if (are_constants && !any(options_.train)) continue;
+    for (const size_t i : group) found[i].is_constant = false;
     const bool adapts = options_.adapts && !found[kept].tensor->added;
     if (!any(options_.freeze) && !adapts) {
       const bool trains = std::any_of(group.begin(), group.end(), [&](size_t i) { return found[i].trainable; });
@@ -345,8 +372,7 @@ void WeightTable::check_overlaps(const onnx::GraphDef& graph) {
     const auto& [range, second] = ranges[i];
     if (range.path != before.path || range.offset >= before.offset + before.bytes) continue;
     if (range != before || first->dtype != second->dtype || first->shape != second->shape) {
-      throw error(ErrorCode::unsupported, "'{}' and '{}' share bytes of '{}' without being the same tensor; save the model again",
-                  first->name, second->name, range.path);
+      throw shared_bytes(first->name, second->name, range.path);
     }
   }
 }
@@ -358,10 +384,10 @@ ValueId WeightTable::make_parameter(const Candidate& candidate, const std::strin
                                        .shape = type.shape,
                                        .kind = ValueKind::parameter,
                                        .trainable = candidate.trainable});
-  result_.weights.push_back(
-      {.parameter = graph_.value(id).name,
-       .dtype = graph_.value(id).dtype,
-       .places = {{.name = name, .bytes = candidate.bytes, .dtype = type.dtype, .shape = type.shape, .added = added}}});
+  result_.weights.push_back({.parameter = graph_.value(id).name,
+                             .dtype = graph_.value(id).dtype,
+                             .places = {{.name = name, .bytes = candidate.bytes, .dtype = type.dtype, .shape = type.shape, .added = added}},
+                             .is_constant = candidate.is_constant});
   if (added && candidate.bytes.path.empty()) result_.weights.back().fresh = FreshNumbers();  // zeros
   if (added) result_.info.edit.initializers.push_back({name, type});
   return id;
@@ -450,7 +476,9 @@ std::map<std::string, Meaning> WeightTable::add(const onnx::GraphDef& graph, con
   for (size_t i = 0; i < found.size(); ++i) {
     const Candidate& candidate = found[i];
     const auto place = by_place_.find(place_key(candidate));
-    if (place != by_place_.end() && place->second.first.tensor->shape == candidate.tensor->shape) {
+    if (place != by_place_.end() && place->second.first.tensor->shape != candidate.tensor->shape)  // of a branch
+      throw shared_bytes(place->second.first.tensor->name, candidate.tensor->name, candidate.bytes.path);
+    if (place != by_place_.end()) {
       by_index.push_back(tie_to(place->second.first, place->second.second, candidate, false));
     } else if (const auto tie = tie_of.find(i); tie != tie_of.end()) {
       by_index.push_back(tie_to(found[tie->second.kept], by_index[tie->second.kept], candidate, tie->second.transposed));

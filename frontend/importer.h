@@ -33,6 +33,7 @@ class TensorFiles {
   FileRange locate(const onnx::TensorDef& tensor);
   // All elements, for constants; the total that may be read is limited. Of a 16-bit model they are float32 (widen).
   Tensor read(const onnx::TensorDef& tensor);
+  Tensor widened(Tensor stored) const;  // a copy in float32 of what has 16 bits, where these stand for it
   void widen() { widens_ = true; }
   bool widens() const { return widens_; }
   const File& reader(const FileRange& range);
@@ -103,6 +104,7 @@ struct Candidate {
   std::string name;
   const onnx::TensorDef* tensor = nullptr;
   bool trainable = true;
+  bool is_constant = false;  // no weight, but too large for a constant of the graph
   std::vector<Use> uses{};
   FileRange bytes{};
   size_t fate = 0;  // index in ModelInfo::tensors
@@ -276,7 +278,7 @@ class Walk {
   const ImportOptions* options_ = nullptr;
   Selections selections_;
   std::set<size_t> fitting_;                              // of options.batch_norm_nodes
-  std::map<size_t, std::vector<std::string>> dropped_{};  // of options.dropout: the nodes that it fits
+  std::map<size_t, std::vector<std::string>> dropped_{};  // of options.dropout: the nodes that each pattern is the last to fit
   std::vector<std::string> layers_{};                     // names of BatchNormalization nodes
   Scope main_;
   std::map<const onnx::GraphDef*, Body> bodies_;

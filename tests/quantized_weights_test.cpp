@@ -166,8 +166,14 @@ TEST_F(QuantizedWeights, DropoutIsPutBehindNodes) {
   without.predict_batch_size = 4;
   const std::vector<float> all = numbers(kSamples * kIn, 104'729), x(all.begin(), all.begin() + 4 * kIn);
   EXPECT_EQ(Trainer(o).predict({}, {{"x", x}}).at("y"), Trainer(without).predict({}, {{"x", x}}).at("y"));
-  o.dropout = {{"Tanh", 0.5}, {"e", 0.0}};  // the last that fits counts
-  EXPECT_NE(train(o).losses, dropped.losses);
+  const auto losses = [&](std::vector<std::pair<std::string, double>> dropout) {
+    o.dropout = std::move(dropout);
+    return train(o).losses;
+  };
+  const std::vector<double> of_h = losses({{"h", 0.5}});
+  EXPECT_NE(of_h, dropped.losses);
+  EXPECT_EQ(losses({{"Tanh", 0.5}, {"e", 0.0}}), of_h);  // the last that fits counts
+  EXPECT_EQ(losses({{"h", 0.1}, {"Tanh", 0.5}}), dropped.losses);
   o.dropout = {{"encoder.*", 0.1}};
   EXPECT_THAT(error_of([&] { Trainer{o}; }).what(), HasSubstr("`dropout` encoder.*=0.1: fits no node"));
   o.dropout = {{"Tanh", 1.0}};

@@ -131,7 +131,7 @@ template <typename T> KernelRun forward(const KernelSpec& spec) {
           largest[at] = row_max(x, n);
           sums[at] = row_sum(x, n, [max = largest[at]](C v) { return math::exp(v - max); });
         }
-        const double lse = static_cast<double>(largest[at]) + math::log(sums[at]);
+        const double lse = static_cast<double>(largest[at]) + log_of_exps<C>(sums[at]);
         args.out<C>(1)[row] = static_cast<C>(lse);
         if (labels[row] == ignore) {
           losses[row] = 0;
@@ -267,6 +267,9 @@ ValueId picked_loss(Lowering& l, ValueId logarithms) {
     ignored = l.emit("Equal", {labels, l.constant(scalar_tensor(l.node.attributes.get("ignore_index", kNothingIgnored)))});
     safe = l.emit("Where", {ignored, l.constant(scalar_tensor(int64_t{0})), labels});
   }
+  // No class has a number below zero, while GatherElements' indices count from the end there: these become one that none has.
+  const ValueId none = l.constant(scalar_tensor(l.shape(logarithms)[1]));
+  safe = l.emit("Where", {l.emit("Less", {safe, l.constant(scalar_tensor(int64_t{0}))}), none, safe});
   Shape column = shape;
   column.insert(column.begin() + 1, 1);
   ValueId loss = l.emit("Neg", {l.reshape(l.emit("GatherElements", {logarithms, l.reshape(safe, column)}, {{"axis", int64_t{1}}}), shape)});

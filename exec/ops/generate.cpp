@@ -94,6 +94,9 @@ void lower_one_hot(Lowering& l) {
   const int64_t axis = normalize_axis(l.node.attributes.get("axis", -1), rank + 1, "axis"), classes = to_integer<int64_t>(depth);
   if (l.dtype(indices) != DType::int64 && l.dtype(indices) != DType::int32)
     indices = l.emit("Cast", {indices}, {{"to", static_cast<int64_t>(DType::int64)}});
+  constexpr int kFromTheEnd = 11;  // the opset from which on negative indices count from the end
+  if (l.node.opset < kFromTheEnd)
+    indices = l.emit("Where", {l.emit("Less", {indices, l.scalar_like(indices, 0)}), l.scalar_like(indices, depth), indices});
   l.pass_on("OneHot", {indices, l.input(2)}, {{"axis", axis}, {"depth", classes}});
 }
 

@@ -14,6 +14,7 @@
 
 #include "exec/element_types.h"
 #include "exec/op_list.h"
+#include "exec/ops/onnx_type.h"
 
 ORT_TRAIN_OPS_BEGIN
 namespace {
@@ -102,9 +103,8 @@ void lower_dequantize_linear(Lowering& l) {
   std::vector<ValueId> inputs{l.input(0), l.input(1)};
   if (l.has(2)) inputs.push_back(l.input(2));
   ValueId y = l.emit("Dequantize", inputs, attributes);
-  const auto named = static_cast<DType>(l.node.attributes.get("output_dtype", int64_t{0}));
-  if (l.node.attributes.get("output_dtype", int64_t{0}) != 0 && l.type(named) != l.dtype(y)) y = l.cast(y, l.type(named));
-  l.output(0, y);
+  const int64_t named = l.node.attributes.get("output_dtype", int64_t{0});
+  l.output(0, named == 0 ? y : l.cast(y, onnx_type(l, named, "its result is of")));
 }
 
 // Y = A W^T + bias, W (N, K) in blocks of `block_size` along K, each with a scale and a zero point: B (N, blocks, bytes of a block).

@@ -87,6 +87,9 @@ ValueDef to_value(const pb::ValueInfoProto& proto) {
     // Exporters write 0, -1 and '?' for a dimension that they don't know.
     if (dim.has_dim_value() && dim.dim_value() > 0) def.size = dim.dim_value();
     if (dim.has_dim_param() && dim.dim_param() != "?" && dim.dim_param() != "-1" && dim.dim_param() != "None") def.name = dim.dim_param();
+    const char* const end = def.name.data() + def.name.size();
+    if (int64_t size = 0; std::from_chars(def.name.data(), end, size) == std::from_chars_result{end, std::errc()} && size > 0)
+      def = {.size = size, .name = ""};  // a name that is a number is one
     value.dims.push_back(std::move(def));
   }
   return value;

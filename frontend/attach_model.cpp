@@ -16,11 +16,21 @@ bool has(const std::vector<DeclaredInput>& values, const std::string& name) {
   return std::any_of(values.begin(), values.end(), [&](const DeclaredInput& value) { return value.name == name; });
 }
 
-// What an input of the attached model reads: an output of the trained model, one of its inputs, or a new one, which the data feed.
+// What an input of the attached model reads: an output of the trained model, one of its inputs (kNone: neither), or a new one, which the
+// data feed.
+ValueId known_source(const Graph& graph, const Attachment& attachment, const std::string& name) {
+  const ValueId output = attachment.is_loss ? graph.find_output(name) : kNone, named = graph.find_value(name);
+  if (output != kNone || named == kNone) return output;
+  if (graph.value(named).kind == ValueKind::input) return named;
+  throw error(
+      ErrorCode::unsupported,
+      "'{}': its input '{}' has the name of a tensor inside the trained model, which is neither an input nor an output that it could "
+      "read: rename the input, and the array of the data that it reads",
+      attachment.path, name);
+}
 ValueId source_of(Graph& graph, const Attachment& attachment, const Value& input) {
-  const ValueId output = attachment.is_loss ? graph.find_output(input.name) : kNone;
-  ValueId source = output != kNone ? output : graph.find_value(input.name);
-  if (source == kNone || (output == kNone && graph.value(source).kind != ValueKind::input)) {
+  ValueId source = known_source(graph, attachment, input.name);
+  if (source == kNone) {
     source = graph.add_value({.name = input.name, .dtype = input.dtype, .shape = input.shape, .kind = ValueKind::input});
     graph.inputs.push_back(source);
   }
@@ -103,8 +113,7 @@ void attach_model(Imported& trained, const Attachment& attachment, const BatchSh
       own.bound_inputs.insert(*fixed);
       continue;
     }
-    ValueId source = attachment.is_loss ? graph.find_output(input.name) : kNone;
-    if (source == kNone) source = graph.find_value(input.name);
+    const ValueId source = known_source(graph, attachment, input.name);
     Shape shape;
     if (source != kNone) {
       shape = graph.value(source).shape;

@@ -18,20 +18,20 @@ struct Attachment {
   Declared model{};
 };
 
-// The other models that the options name.
-// Of what the data feeds: so many samples, of that length (Binding::import_options).
+// What the data feeds to a graph: so many samples, of that length (Binding::import_options).
 struct BatchShape {
   const Binding& binding;
   int64_t samples = 0, length = 0;
 };
 
+// The other models that the options name.
 std::vector<Attachment> attachments(const Options& options);
 
 // Adds to the binding the arrays that only an attached model reads. Throws Error(usage | data) where one of its inputs comes from nowhere.
 void bind_attachment(const Attachment& attachment, const Declared& trained, const DataSet& data, Binding& binding);
 
 // Imports an attached model for `batch` samples with the `options` of the trained model, and adds it to that model's graph: its
-// weights to the weights, its outputs behind the outputs. Throws Error(unsupported) with all that can't be imported.
+// weights to the weights, its outputs after the outputs. Throws Error(unsupported) with all that can't be imported.
 void attach_model(Imported& trained, const Attachment& attachment, const BatchShape& shape, const ImportOptions& options,
                   const DataSet& data, Workers& workers);
 

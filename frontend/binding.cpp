@@ -397,9 +397,13 @@ Binding bind_inputs(const Declared& declared, const Options& options, DataSet& d
   for (const DeclaredInput* input : constants) binding.constants.push_back(constant_input(*input, binding, sizes));
   for (const auto& [name, text] : options.bind) binding.constants.push_back(given_input(*find_input(declared, name), text, binding, sizes));
   binding.shapes = std::move(sizes.sizes);
+  std::set<std::string> of_batch(binding.batch_names.begin(), binding.batch_names.end());  // an epoch's last batch may be smaller
+  for (const FedInput& fed : binding.fed) of_batch.insert(axis_name(*find_input(declared, fed.input), 0));
+  for (const DeclaredInput* input : constants) {
+    if (input->dims.size() == 2 && !fixed_size(input->dims[0])) of_batch.insert(axis_name(*input, 0));
+  }
   for (const auto& [name, size] : options.shapes) {
-    if (std::find(binding.batch_names.begin(), binding.batch_names.end(), name) == binding.batch_names.end())
-      binding.shapes.emplace(name, size);
+    if (!of_batch.contains(name)) binding.shapes.emplace(name, size);
   }
   bind_lengths(declared, options, data, binding);
   return binding;

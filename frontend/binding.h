@@ -16,7 +16,7 @@
 
 namespace ort_train {
 
-// The array whose samples end with zeros behind what counts.
+// The array whose samples end with zeros after what counts.
 inline constexpr const char* kLengthField = "attention_mask";
 
 // The size of a dimension of DeclaredInput::dims that the file fixes.

@@ -54,17 +54,18 @@ void follow_recipe(std::vector<std::string>& arguments) {
   if (!name) return;
   const auto recipe = std::find_if(recipes().begin(), recipes().end(), [&](const Recipe& known) { return known.name == *name; });
   if (recipe == recipes().end()) throw Error(ErrorCode::usage, fmt::format("--recipe '{}' is not known: qlora or bitfit", *name));
-  const std::vector<std::string> given = arguments;
-  const auto has = [&](const std::string& of) { return value_of(given, of).has_value(); };
+  const auto has = [&](const std::string& option) { return value_of(arguments, option).has_value(); };
+  std::vector<std::string> all;  // the recipe's come first: what is given counts, being the last, and lists go on with it
   for (const auto& [preset, value] : recipe->options) {
     const bool is_said_otherwise = (preset == "--bf16" && (has("--fp32") || has("--fp16") || has("--bf16-full"))) ||
-                                   (preset == "--double-quant" && value_of(given, "--base-dtype").value_or("nf4") != "nf4") ||
+                                   (preset == "--double-quant" && value_of(arguments, "--base-dtype").value_or("nf4") != "nf4") ||
                                    (preset.starts_with("--lora-") && has("--adapter"));
-    const bool is_list = preset == "--freeze" || preset == "--train";  // which goes on from what is given
-    if ((has(preset) && !is_list) || is_said_otherwise) continue;
-    arguments.push_back(preset);
-    if (!value.empty()) arguments.push_back(value);
+    if (is_said_otherwise) continue;
+    all.push_back(preset);
+    if (!value.empty()) all.push_back(value);
   }
+  all.insert(all.end(), arguments.begin(), arguments.end());
+  arguments = std::move(all);
 }
 
 }  // namespace ort_train

@@ -42,6 +42,12 @@ std::byte* take_corner(std::byte* out, const std::byte* in, std::span<const int6
   return out;
 }
 
+// Whether a sample of this shape is a corner of what is stored: some axes as long as the sequence are cut.
+bool is_cut_to(const Shape& sample, const Shape& stored, int64_t sequence, int64_t length) {
+  return std::equal(sample.begin(), sample.end(), stored.begin(), stored.end(),
+                    [&](int64_t size, int64_t whole) { return size == whole || (whole == sequence && size == length); });
+}
+
 // Without its axes of one element: the elements and their order are the same.
 Shape without_ones(const Shape& shape) {
   Shape others;
@@ -88,6 +94,8 @@ Feed::Feed(DataSet& data, const Graph& graph, const Binding& binding, const std:
 
 void Feed::add(const std::string& input, const std::string& field, ValueId value, const LabelSpec* labels) {
   const int index = data_.find(field);
+  if (index < 0 && labels == nullptr)
+    throw error(ErrorCode::data, "{}: has no array '{}', which the model wants as an input", data_.path(), field);
   if (index < 0) throw error(ErrorCode::data, "{}: has no array '{}' for the labels: name it with `labels`", data_.path(), field);
   const Field& from = data_.fields()[static_cast<size_t>(index)];
   const TensorType wanted = graph_.value(value).type();
@@ -95,12 +103,17 @@ void Feed::add(const std::string& input, const std::string& field, ValueId value
   const auto fits = [&](const Shape& shape) {
     return shape == sample || (labels != nullptr && without_ones(shape) == without_ones(sample));
   };
-  const Shape cut = binding_.cut(from.shape, length_);
+  const bool is_corner = is_cut_to(sample, from.shape, binding_.sequence, length_);
+  const Shape cut = is_corner ? sample : binding_.cut(from.shape, length_);
   const bool is_same = fits(from.shape), is_cut = !is_same && fits(cut);
   if (wanted.shape.empty() || (!is_same && !is_cut)) {
     throw error(ErrorCode::data, "{}: array '{}' has samples of shape {}, {} wants {}", data_.path(), field, to_string(from.shape),
                 labels ? "the loss" : "input '" + input + "'", to_string(sample));
   }
+  if (labels != nullptr && !slots_.empty() && wanted.shape[0] != graph_.value(slots_[0].value).shape[0])
+    throw error(ErrorCode::unsupported,
+                "the loss wants labels {} for a batch of {} samples: the first axis of the output that it reads has to be the batch",
+                to_string(wanted.shape), graph_.value(slots_[0].value).shape[0]);
   if (!converts(from.element, wanted.dtype)) {
     throw error(ErrorCode::data, "{}: array '{}' is {}, {} wants {}: convert it (in NumPy, with astype)", data_.path(), field,
                 to_string(from.element), labels ? "the loss" : "input '" + input + "'", to_string(wanted.dtype));
@@ -110,10 +123,12 @@ void Feed::add(const std::string& input, const std::string& field, ValueId value
         ErrorCode::usage,
         "the loss has one label a sample, and `task` causal-lm learns each label of a sequence from those before it: leave `task` out");
   }
+  const Shape axes = without_ones(sample);
   Slot slot{.value = value,
             .field = static_cast<size_t>(index),
             .dtype = wanted.dtype,
             .elements = element_count(sample),
+            .positions = axes.empty() ? 1 : axes[0],
             .limit = labels != nullptr || is_floating(wanted.dtype) ? 0 : index_limit(graph_, value),
             .labels = labels,
             .kept = is_cut ? cut : Shape{}};
@@ -167,10 +182,12 @@ double Feed::shift_and_count_labels(const Slot& slot, int64_t sample, std::span<
     }
   }
   if (labels.kind != LabelKind::classes && labels.kind != LabelKind::sequences) return 0;
-  if (labels.causal) {
-    const size_t width = static_cast<size_t>(size_of(slot.dtype));
-    std::memmove(bytes.data(), bytes.data() + width, bytes.size() - width);
-    const auto put = [&](auto value) { std::memcpy(bytes.data() + bytes.size() - width, &value, width); };
+  if (labels.causal) {  // what stands at a position is the label of the one before it
+    const auto width = static_cast<size_t>(size_of(slot.dtype)), position = bytes.size() / static_cast<size_t>(slot.positions);
+    std::memmove(bytes.data(), bytes.data() + position, bytes.size() - position);
+    const auto put = [&](auto value) {
+      for (size_t at = bytes.size() - position; at < bytes.size(); at += width) std::memcpy(bytes.data() + at, &value, width);
+    };
     if (slot.dtype == DType::int64)
       put(labels.ignore_index);
     else

@@ -1,8 +1,8 @@
-// Feed: brings samples of a data set into the inputs of a job graph, checked and in the graph's types.
+// Feed: brings samples of a data set into the inputs of an entry's graph, checked and in the graph's types.
 //
 // Labels of causal language models are their tokens moved one to the left inside each sample, the last one ignored, as Hugging Face does it
-// (a `labels` array is moved the same way). Where the graph is for shorter samples (Options::length_buckets), what is behind is left out. A
-// Feed belongs to one data set, graph and binding, which outlive it.
+// (a `labels` array is moved the same way). Where the graph is for shorter samples (Options::length_buckets), what comes after is left out.
+// A Feed belongs to one data set, graph and binding, which outlive it.
 
 #pragma once
 
@@ -51,6 +51,7 @@ class Feed {
     size_t field;
     DType dtype;
     int64_t elements;                   // of a sample
+    int64_t positions;                  // of these the first axis that has several: where a sample is a sequence, its length
     int64_t limit;                      // indices lie in [-limit, limit); 0: no limit
     const LabelSpec* labels = nullptr;  // null: an input of the model
     Shape kept{};                       // of a sample that is cut: what is left of it

@@ -16,22 +16,23 @@ namespace ort_train {
 struct LossMeans {
   explicit LossMeans(const std::vector<JobLoss>& of) : losses(of), sums(of.size()), counted(of.size()) {}
 
-  // What counts in a batch of that graph whatever its labels. `batch_weight`: of losses whose mean the model itself outputs.
-  void count_batch(const std::vector<JobLoss>& of_graph, int64_t samples, double batch_weight) {
+  // What counts in a batch of that graph whatever its labels. A mean that the model itself outputs counts for its samples, so that a short
+  // last batch weighs as what it is.
+  void count_batch(const std::vector<JobLoss>& of_graph, int64_t samples) {
     for (size_t i = 0; i < of_graph.size(); ++i) {
       if (of_graph[i].counted == Counted::samples) counted[i] += of_graph[i].per_sample * static_cast<double>(samples);
-      if (of_graph[i].counted == Counted::batches) counted[i] += batch_weight;
+      if (of_graph[i].counted == Counted::batches) counted[i] += static_cast<double>(samples);
     }
   }
   void add_labels(std::span<const double> labels) {
     for (size_t i = 0; i < losses.size(); ++i) counted[i] += labels[i];
   }
-  // Of one batch: what its graph says (`scalar`), and what its labels count. `batch_weight`: as there.
-  void add_losses(const std::vector<JobLoss>& of_graph, std::span<const double> labels, const std::function<float(ValueId)>& scalar,
-                  double batch_weight = 1) {
+  // Of one batch of so many samples: what its graph says (`scalar`), and what its labels count.
+  void add_losses(const std::vector<JobLoss>& of_graph, int64_t samples, std::span<const double> labels,
+                  const std::function<float(ValueId)>& scalar) {
     for (size_t i = 0; i < of_graph.size(); ++i) {
-      const double weight = of_graph[i].counted == Counted::batches ? batch_weight : 1;
-      sums[i] += static_cast<double>(scalar(of_graph[i].sum)) * weight;
+      const int64_t weight = of_graph[i].counted == Counted::batches ? samples : 1;
+      sums[i] += static_cast<double>(scalar(of_graph[i].sum)) * static_cast<double>(weight);
       if (of_graph[i].count != kNone)
         require(scalar(of_graph[i].count) == static_cast<float>(labels[i]), "labels were counted differently");
     }

@@ -43,8 +43,9 @@ struct LossDef {
 // Emits one loss.
 class LossBuilder : public Builder {
  public:
-  LossBuilder(Graph& graph, const LossTerm& term, const LossDef& def, std::vector<ValueId> outputs, std::vector<ValueId> read)
-      : Builder(graph), term_(term), def_(def), outputs_(std::move(outputs)), read_(std::move(read)) {
+  LossBuilder(Graph& graph, const LossTerm& term, const LossDef& def, int64_t samples, std::vector<ValueId> outputs,
+              std::vector<ValueId> read)
+      : Builder(graph), term_(term), def_(def), samples_(samples), outputs_(std::move(outputs)), read_(std::move(read)) {
     named("loss");
     loss.kind = def.shape.labels;
     loss.weight = term.weight;
@@ -98,7 +99,7 @@ class LossBuilder : public Builder {
   // The mean is over so many numbers, which are divided among the samples.
   void count(int64_t all) {
     loss.counted = Counted::samples;
-    const int64_t samples = output().shape.empty() ? 1 : output().shape[0];
+    const int64_t rows = output().shape.empty() ? 1 : output().shape[0], samples = samples_ > 0 ? samples_ : rows;
     loss.per_sample = samples == 0 ? 0 : static_cast<double>(all) / static_cast<double>(samples);
   }
   void mean_of(ValueId each) {
@@ -124,6 +125,7 @@ class LossBuilder : public Builder {
  private:
   const LossTerm& term_;
   const LossDef& def_;
+  const int64_t samples_;
   std::vector<ValueId> outputs_, read_;
 };
 
@@ -548,7 +550,7 @@ std::vector<JobLoss> build_losses(Graph& graph, const LossSpec& spec) {
     const std::vector<ValueId> outputs = read_outputs(graph, spec, term, def);
     std::vector<ValueId> read;
     for (const ValueId output : outputs) read.push_back(logits_of(graph, term, def, output));
-    LossBuilder builder(graph, term, def, outputs, read);
+    LossBuilder builder(graph, term, def, spec.samples, outputs, read);
     def.build(builder);
     builder.loss.sum = builder.cast(builder.loss.sum, DType::float32);  // as it is read, whatever the model computes in
     losses.push_back(std::move(builder.loss));

@@ -19,7 +19,7 @@ enum class LabelKind : uint8_t {
   classes,    // int64: the output's shape without the axis of classes; LossTerm::ignore_index where none is
   numbers,    // the output's type and shape
   signs,      // int64 (N): 1 or -1
-  sequences,  // int64 (N, S): class numbers, and LossTerm::ignore_index behind the end; beside it may stand the lengths of the inputs, (N)
+  sequences,  // int64 (N, S): class numbers, and LossTerm::ignore_index after the end; beside it may stand the lengths of the inputs, (N)
 };
 
 // What a mean is over.
@@ -49,6 +49,7 @@ struct LossTerm {
 
 struct LossSpec {
   std::vector<LossTerm> terms{LossTerm{}};
+  int64_t samples = 0;  // of a batch of the graph; 0: as many as the first output's first axis has
   std::string teacher;  // what begins the names of the outputs of the model that `distillation` follows; empty: there is none
 };
 

@@ -230,6 +230,57 @@ TEST_F(AttachedModels, ATeacherIsFollowed) {
   EXPECT_THAT(refusal(o), HasSubstr("name it with `teacher`"));
 }
 
+// A mean that the graph makes itself: 8, 8, 8 and 2 samples are as 26.
+TEST_F(AttachedModels, ShortMicroBatchesWeighAsWhatTheyAre) {
+  Options o = job("loss/total:output");
+  o.loss_model = write_model(folder, R"(<ir_version: 8, opset_import: ["" : 17]> g (float[n, 5] logits) => (float total)
+    { squares = Mul (logits, logits) total = ReduceMean <keepdims = 0> (squares) })",
+                             "loss.onnx");
+  o.shuffle = false;
+  o.max_steps = 2;
+  o.batch_size = kSamples;
+  const Run whole = train(o);
+  o.batch_size = 8;
+  o.gradient_accumulation_steps = 4;
+  expect_near(train(o).losses, whole.losses, 1e-5);
+  o.micro_batches = "vertical";
+  expect_near(train(o).losses, whole.losses, 1e-5);
+}
+
+// Rows of logits are what a mean is over, however the output has them.
+TEST_F(AttachedModels, OutputsMayHaveSeveralRowsASample) {
+  const auto named = [&](const std::string& name, int64_t step, const std::string& shape) {
+    auto proto = model_of(fmt::format(
+        R"(<ir_version: 8, opset_import: ["" : 17]> g (float[batch, {}] x) => (float[{}] z)
+           {{ a = MatMul (x, w) s = Constant <value_ints = [{}]> () z = Reshape (a, s) }})",
+        kIn, shape == "-1, 2" ? "rows, 2" : "batch, 3, 2", shape));
+    *proto.mutable_graph()->add_initializer() = tensor_of("w", {kIn, 6}, numbers(kIn * 6, step));
+    return write_model(folder, proto, name);
+  };
+  Options o = job("");
+  o.shuffle = false;
+  const auto losses = [&](const std::string& shape) {
+    o.model = named("rows.onnx", 7919, shape);
+    o.teacher = named("rows-teacher.onnx", 6007, shape);
+    return train(o).losses;
+  };
+  const std::vector<double> by_sample = losses("-1, 3, 2");
+  expect_near(losses("-1, 2"), by_sample, 1e-6);
+}
+
+// Of the trained model a loss reads inputs and outputs; a tensor inside it that has the same name is another one.
+TEST_F(AttachedModels, NamesInsideTheModelAreTaken) {
+  Options o = job("loss/total:output");
+  o.loss_model = write_model(folder, R"(<ir_version: 8, opset_import: ["" : 17]> g (float[n, 5] logits, float[n, 96] h) => (float total)
+    { a = ReduceMean <keepdims = 0> (logits) b = ReduceMean <keepdims = 0> (h) total = Add (a, b) })",
+                             "loss.onnx");
+  o.data = Arrays()
+               .add("x", {kSamples, kIn}, numbers(kSamples * kIn, 104'729))
+               .add("h", {kSamples, kHidden}, numbers(kSamples * kHidden, 104'743))
+               .write(folder / "h.safetensors");
+  EXPECT_THAT(refusal(o), HasSubstr("its input 'h' has the name of a tensor inside the trained model"));
+}
+
 TEST_F(AttachedModels, WhatTheDataLackIsSaid) {
   EXPECT_THAT(refusal(job("logits:cross_entropy,boxes:mse@nothing")), HasSubstr("no array 'nothing'"));
   EXPECT_THAT(refusal(job("logits+boxes:info_nce")), HasSubstr("needs 2 outputs of one shape"));

@@ -170,6 +170,15 @@ TEST_F(BindingTest, WhatIsMissingOrUnknownIsNamed) {
   EXPECT_THAT(error_of(ErrorCode::data, [&] { bind_tokens(); }), HasSubstr("past_key_values.0.key"));
 }
 
+// By whichever name its size is given: an epoch's last batch may be smaller.
+TEST_F(BindingTest, TheSizeOfABatchIsNoShape) {
+  declare("x", {"batch", "width"}, DType::float32);
+  options.shapes = {{"x.0", 4}};
+  const Binding binding = bind_array("x", "(10, 3)", 30);
+  EXPECT_EQ(binding.batch, 4);
+  EXPECT_EQ(binding.shapes, (std::map<std::string, int64_t>{{"width", 3}}));
+}
+
 TEST_F(BindingTest, ArraysGiveTheirShapes) {
   declare("x", {"N", "3", "height", "width"}, DType::float32);
   const Binding binding = bind_array("x", "(5, 3, 4, 2)", 120);
@@ -239,6 +248,35 @@ TEST_F(FeedTest, GivenLabelsOfACausalModelAreShiftedToo) {
   EXPECT_EQ(values<int64_t>(labels), (std::vector<int64_t>{-100, 3, -100}));
 }
 
+// The label of a position is what stands at the next one, all of it where that is several numbers.
+TEST_F(FeedTest, LabelsOfSeveralCodesAreShiftedByAPosition) {
+  const auto codes = npy(npy_description("<i8", "(1, 3, 2)"), bytes_of(std::vector<int64_t>{1, 2, 3, 4, 5, 6}));
+  const DataSets sets = open_data(write_file(folder / "a.npz", zip({{"input_ids.npy", codes}})), "m.onnx", "uint16");
+  add("input_ids", DType::int64, {1, 3, 2});
+  const ValueId labels = add("labels", DType::int64, {1, 3, 2});
+  binding.fed = {{.input = "input_ids", .field = "input_ids"}};
+  Feed feed(*sets.train, graph, binding, {{.value = labels, .causal = true, .class_count = 7}});
+  const int64_t samples[] = {0};
+  EXPECT_EQ(filled(feed, samples), 4);
+  EXPECT_EQ(values<int64_t>(labels), (std::vector<int64_t>{3, 4, 5, 6, -100, -100}));
+}
+
+// Axes as long as a sample's tokens are cut where the model wants it, and stay where it doesn't.
+TEST_F(FeedTest, OnlyTheSequenceIsCut) {
+  std::vector<float> numbers;
+  for (int i = 0; i < 9; ++i) numbers.push_back(static_cast<float>(i));
+  const auto x = npy(npy_description("<f4", "(1, 3, 3)"), bytes_of(numbers));
+  const DataSets sets = open_data(write_file(folder / "a.npz", zip({{"x.npy", x}})), "m.onnx", "uint16");
+  const ValueId cut = add("x", DType::float32, {1, 2, 3});
+  binding.fed = {{.input = "x", .field = "x"}};
+  binding.sequence = 3;
+  binding.length_names = {"tokens"};
+  Feed feed(*sets.train, graph, binding, {}, 2);
+  const int64_t samples[] = {0};
+  filled(feed, samples);
+  EXPECT_EQ(values<float>(cut), (std::vector<float>{0, 1, 2, 3, 4, 5}));
+}
+
 TEST(Arrays, AreUnpackedWhenTheyAreRead) {
   TestFolder folder;
   const auto x = npy(npy_description("<i8", "(2, 2)"), bytes_of(std::vector<int64_t>{1, 2, 3, 4}));
@@ -272,6 +310,9 @@ TEST_F(FeedTest, WrongArraysAreNamed) {
   EXPECT_THAT(error_of(ErrorCode::data, [&] { filled(feed, samples); }), HasSubstr("label 5 is outside the 5 classes"));
   EXPECT_THAT(error_of(ErrorCode::data, [&] { Feed(*sets.train, graph, binding, {{.value = labels, .field = "x"}}); }),
               HasSubstr("samples of shape [3]"));
+  const ValueId turned = add("turned", DType::int64, {2});
+  EXPECT_THAT(error_of(ErrorCode::unsupported, [&] { Feed(*sets.train, graph, binding, {{.value = turned, .field = "y"}}); }),
+              HasSubstr("labels [2] for a batch of 1 samples"));
   const ValueId whole = add("z", DType::int64, {1, 3});
   binding.fed = {{.input = "z", .field = "x"}};
   EXPECT_THAT(error_of(ErrorCode::data, [&] { Feed(*sets.train, graph, binding, {{.value = whole}}); }), HasSubstr("is float32"));

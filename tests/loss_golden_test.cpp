@@ -131,7 +131,7 @@ TEST(LossesOfPyTorch, AreOurs) {
     }
   }
   for (const std::string& kind : loss_names()) {
-    if (kind == "distillation") continue;  // that of its graph, with a teacher: loss_test.cpp
+    if (kind == "distillation") continue;  // that of its graph, with a teacher: attached_models_test.cpp
     EXPECT_TRUE(kinds.contains(kind)) << kind << " has no golden values";
   }
 }

@@ -201,11 +201,20 @@ TEST_F(DropoutTraining, EvaluationDropsNothing) {
   o.eval_steps = 1;
   o.validation_split = 0.5;
   std::vector<double> trained, evaluated;
-  Trainer trainer(o, {.on_step = [&](const StepReport& step) { trained.push_back(step.loss); },
-                      .on_eval = [&](const EvalReport& report) { evaluated.push_back(report.loss); }});
-  trainer.train();
+  const auto run = [&] {
+    trained.clear(), evaluated.clear();
+    Trainer trainer(o, {.on_step = [&](const StepReport& step) { trained.push_back(step.loss); },
+                        .on_eval = [&](const EvalReport& report) { evaluated.push_back(report.loss); }});
+    trainer.train();
+  };
+  o.overwrite = true;
+  o.dropout = {{"Dropout", 0.0}};
+  run();
+  const double without = evaluated.at(0);
+  o.dropout = {};
+  run();
   ASSERT_GE(evaluated.size(), 6u);
-  for (const double loss : evaluated) EXPECT_EQ(loss, evaluated[0]);
+  for (const double loss : evaluated) EXPECT_EQ(loss, without);
   EXPECT_NE(trained[0], trained[2]);  // an epoch of 15 samples is two steps: the same samples, other masks
 }
 

@@ -39,8 +39,10 @@ struct Step {
     throw error(e.code(), "[{}] {}", describe(graph, node), e.what());
   } catch (const std::bad_alloc&) {
     throw;
+  } catch (const std::runtime_error&) {  // the system's, oneTBB's
+    throw;
   } catch (const std::exception& e) {
-    throw error(ErrorCode::device, "[{}] {}", describe(graph, node), e.what());
+    throw error(ErrorCode::internal, "[{}] internal error: {}; please report this", describe(graph, node), e.what());
   }
 }
 
@@ -279,7 +281,7 @@ struct Executor::Impl {
   const Persistent& find(std::string_view name) const {
     const auto found = persistents.find(name);
     if (found == persistents.end())
-      throw error(ErrorCode::device, "internal error: nothing named '{}' lives across runs; please report this", name);
+      throw error(ErrorCode::internal, "internal error: nothing named '{}' lives across runs; please report this", name);
     return *found->second;
   }
 
@@ -321,7 +323,7 @@ struct Executor::Impl {
     const Value& of = graphs.at(entry)->value(value);
     const Place& place = program.entries[entry].value_places.at(value);
     if (place.bytes == 0 && of.bytes() > 0)
-      throw error(ErrorCode::device, "internal error: '{}' has no place in entry '{}'; please report this", of.name,
+      throw error(ErrorCode::internal, "internal error: '{}' has no place in entry '{}'; please report this", of.name,
                   program.entries[entry].name);
     return place;
   }

@@ -42,21 +42,20 @@ class Executor {
 
   size_t prepared_kernels() const;
   // Gives it memory, by space (null for the file's), from the device: copies constants to their places, makes optimizer state and
-  // accumulators what they begin as; that of the disk, too, if it is fresh, so full of zeros. Before the first run. Throws Error(device) if
-  // any is smaller than the program's, or if the program needs a disk and has none.
-  // Before anything is filled in, a device that loads its kernels late (Device::loads_late) runs them all, on whatever is there; behind
-  // that its memory is full of NaN.
+  // accumulators what they begin as; that of the disk, too, if it is fresh, so full of zeros. Before the first run. Throws Error(internal)
+  // if any is smaller than the program's, or if the program needs a disk and has none. Before anything is filled in, a device that loads
+  // its kernels late (Device::loads_late) runs them all, on whatever is there; behind that its memory is full of NaN.
   void attach(std::vector<Memory*> spaces, Disk* disk = nullptr, bool fresh = true);
   // … of a program with one space of memory.
   void attach(Memory& memory, Disk* disk = nullptr, bool fresh = true) { attach(std::vector<Memory*>{&memory}, disk, fresh); }
 
-  // Where an entry's input is filled in. Throws Error(device) for a value without a place.
+  // Where an entry's input is filled in. Throws Error(internal) for a value without a place.
   std::span<std::byte> input(size_t entry, ValueId value) const;
-  // The bytes of a value that the entry, which ran last, keeps: good until the next call but for inputs. Throws Error(device) as above.
+  // The bytes of a value that the entry, which ran last, keeps: good until the next call but for inputs. Throws Error(internal) as above.
   std::span<const std::byte> bytes(size_t entry, ValueId value);
-  // The bytes of a persistent value that isn't a constant, by name; throws Error(device) where there is none. One that the host can't touch
-  // where it lives is first brought to a staging area, over what the last run left there (`area` 1: beside the one before): its bytes are
-  // good until the next run or call for that area. Area 1 is for accumulators.
+  // The bytes of a persistent value that isn't a constant, by name; throws Error(internal) where there is none. One that the host can't
+  // touch where it lives is first brought to a staging area, over what the last run left there (`area` 1: beside the one before): its bytes
+  // are good until the next run or call for that area. Area 1 is for accumulators.
   std::span<std::byte> persistent(std::string_view name, int area = 0);
   // The same without bringing it there: its bytes are about to be written whole.
   std::span<std::byte> blank(std::string_view name);
@@ -67,8 +66,8 @@ class Executor {
   std::span<std::byte> spare(int64_t most);
 
   // Runs an entry from first to last instruction; its inputs must have been filled since its last run, and it must be one that may follow
-  // the last entry (may_run; else throws Error(device)). `stop`, polled between instructions, abandons the run (returns false): state that
-  // it had changed by then stays changed. Allocates nothing itself.
+  // the last entry (may_run; else throws Error(internal)). `stop`, polled between instructions, abandons the run (returns false): state
+  // that it had changed by then stays changed. Allocates nothing itself.
   bool run(size_t entry, const std::atomic<bool>* stop = nullptr);
 
   // Before the first run: times() is to tell what a device that isn't synchronous took for each node, not how long it was issued, and of

@@ -209,7 +209,7 @@ using KernelTables = std::function<const KernelTable*(SpaceKind)>;
 // The CPU's.
 const KernelTable* cpu_kernels_for(SpaceKind where);
 
-// Replays every entry's instructions and throws Error(device) at the first violation. What it proves holds for any order in which queues
+// Replays every entry's instructions and throws Error(internal) at the first violation. What it proves holds for any order in which queues
 // may really run: two instructions that touch the same bytes, one of which writes them, are ordered by their queue or by waits. Besides: a
 // read of bytes that another storage has overwritten since, an output or workspace over something that its instruction reads, two live
 // storages that overlap, a place outside its space or misaligned, a node whose places are in another space than its queue computes in, a

@@ -14,7 +14,7 @@ inline bool overlap(const Place& a, const Place& b) {
 }
 
 template <typename... Args> [[noreturn]] void fail_program(fmt::format_string<Args...> format, Args&&... args) {
-  throw error(ErrorCode::device, "internal error: the plan is wrong: {}; please report this",
+  throw error(ErrorCode::internal, "internal error: the plan is wrong: {}; please report this",
               fmt::format(format, std::forward<Args>(args)...));
 }
 

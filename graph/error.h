@@ -21,7 +21,7 @@ template <typename... Args> Error error(ErrorCode code, fmt::format_string<Args.
 
 // An invariant of our own that guards the user's data: checked in release too.
 inline void require(bool holds, const char* what) {
-  if (!holds) throw Error(ErrorCode::device, std::string("internal error: ") + what + "; please report this");
+  if (!holds) throw Error(ErrorCode::internal, std::string("internal error: ") + what + "; please report this");
 }
 
 }  // namespace ort_train

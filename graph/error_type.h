@@ -14,7 +14,7 @@
 namespace ort_train {
 
 // The values are the exit codes of the command line.
-enum class ErrorCode { usage = 2, unsupported = 3, budget = 4, data = 5, io = 6, diverged = 7, corrupt = 8, device = 9 };
+enum class ErrorCode { internal = 1, usage = 2, unsupported = 3, budget = 4, data = 5, io = 6, diverged = 7, corrupt = 8, device = 9 };
 
 class ORT_TRAIN_API Error : public std::runtime_error {
  public:

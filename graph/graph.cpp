@@ -171,7 +171,7 @@ std::vector<ValueId> Graph::parameters() const { return values_of(ValueKind::par
 
 void Graph::verify(std::string_view after) const {
   const auto fail = [&](const std::string& what) {
-    throw error(ErrorCode::device, "internal error: after {}: {}; please report this", after, what);
+    throw error(ErrorCode::internal, "internal error: after {}: {}; please report this", after, what);
   };
   std::vector<bool> known(values_.size());
   for (ValueId id = 0; id < values_.size(); ++id) {

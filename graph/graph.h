@@ -115,7 +115,7 @@ class Graph {
   std::vector<ValueId> values_of(ValueKind kind) const;
 
   // Each read has an earlier writer, types agree with the ops' own rules, state is written by declared writers only …
-  // Throws Error(device) that names `after`, the pass that broke it.
+  // Throws Error(internal) that names `after`, the pass that broke it.
   void verify(std::string_view after) const;
 
   // Readable text, one node a line, for tests and debugging.

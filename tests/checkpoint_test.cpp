@@ -89,7 +89,7 @@ struct CheckpointTest : testing::Test {
       return problem.code();
     }
     ADD_FAILURE() << "loaded";
-    return ErrorCode::device;
+    return ErrorCode::internal;
   }
 };
 

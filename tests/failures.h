@@ -20,7 +20,7 @@ inline ErrorCode code_of(const std::function<void()>& body, std::string* message
     return failure.code();
   }
   ADD_FAILURE() << "no error";
-  return ErrorCode::device;
+  return ErrorCode::internal;
 }
 
 // The sentence of the Error of this code that `body` throws; fails where it throws none.

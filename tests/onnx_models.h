@@ -104,7 +104,7 @@ template <typename Call> Error error_of(Call&& call) {
     return e;
   }
   ADD_FAILURE() << "nothing was thrown";
-  return Error(ErrorCode::device, "");
+  return Error(ErrorCode::internal, "");
 }
 
 #define EXPECT_HAS(text, part) EXPECT_NE(std::string(text).find(part), std::string::npos) << (text)

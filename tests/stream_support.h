@@ -18,7 +18,7 @@
 namespace ort_train::fixtures {
 
 // A disk in memory that is as late as it may be: it copies when somebody waits, sometimes a little earlier, in any order. Until then the
-// target of a transfer holds rubbish. Refuses (Error(device)) what a Disk needn't take: misaligned or overlapping transfers, places that
+// target of a transfer holds rubbish. Refuses (Error(internal)) what a Disk needn't take: misaligned or overlapping transfers, places that
 // lie outside, memory that changes while it is being written, tickets that nobody has.
 class LazyDisk : public Disk {
  public:

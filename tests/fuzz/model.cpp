@@ -53,7 +53,7 @@ void run_nodes(const Graph& graph) {
         if (node.outputs[i] != kNone) values[node.outputs[i]] = std::move(results[i]);
       }
     } catch (const Error& e) {  // no kernel for such elements, an index outside …
-      if (e.code() == ErrorCode::device) throw;
+      if (e.code() == ErrorCode::internal) throw;
     }
   }
 }

@@ -33,7 +33,7 @@ void run(const Target& target, Bytes bytes) {
   try {
     target.run(bytes);
   } catch (const Error& e) {
-    if (e.code() == ErrorCode::device) throw std::logic_error(e.what());
+    if (e.code() == ErrorCode::internal) throw std::logic_error(e.what());
   } catch (const std::exception& e) {
     throw std::logic_error(std::string("left as another exception than Error: ") + e.what());
   }

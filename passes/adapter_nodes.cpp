@@ -25,10 +25,10 @@
 namespace ort_train {
 namespace {
 
-// Emits between the node and what is behind it by now.
-Builder behind(Graph& graph, const Node& node) {
+// Emits between the node and what comes after it by now.
+Builder builder_after(Graph& graph, const Node& node) {
   Builder builder(graph);
-  emit_behind(builder.named(node.name, node.ordinal), node.outputs[0]);
+  emit_after(builder.named(node.name, node.ordinal), node.outputs[0]);
   return builder;
 }
 
@@ -43,17 +43,17 @@ void AdapterNodes::add(NodeId use, Adapter& adapter) {
   if (spec_.kind == AdapterKind::ia3) return adapter.scales_inputs ? scale_inputs(use, adapter) : scale_outputs(use, adapter);
   if (spec_.kind == AdapterKind::dora) return add_dora(use, adapter);
   const Node node = graph_.node(use);
-  Builder builder = behind(graph_, node);
+  Builder builder = builder_after(graph_, node);
   const ValueId y = node.outputs[0], low = low_rank(node, adapter).y;
   // All readers of y now read the sum, which alone reads y.
-  insert_behind(graph_, y, builder.emit("Add", {y, low}));
+  insert_after(graph_, y, builder.emit("Add", {y, low}));
 }
 
 // --- LoRA -------------------------------------------------------------------------------------------------------------------------------
 
 AdapterNodes::LowRank AdapterNodes::low_rank(const Node& node, const Adapter& adapter) {
   const ValueId a = graph_.find_value(adapter.a), b = graph_.find_value(adapter.b);
-  Builder builder = behind(graph_, node);
+  Builder builder = builder_after(graph_, node);
   if (adapter.use == AdaptedUse::convolution) {
     const ValueId x = dropped(node);
     const size_t axes = graph_.value(a).shape.size() - 2;
@@ -86,6 +86,8 @@ ValueId AdapterNodes::dropped(const Node& node) {
   const ValueId x = node.inputs[0];
   if (spec_.dropout == 0) return x;
   constexpr uint32_t kOfAdapters = uint32_t{1} << 30;
+  constexpr int kOrdinalBits = 20;                        // of a node of the file
+  const uint32_t earlier = products_of_[node.ordinal]++;  // an Einsum of three factors has become two products
   constexpr int kOpset = 13;
   const OnnxNode dropout{.op_type = "Dropout",
                          .name = node.name,
@@ -95,7 +97,7 @@ ValueId AdapterNodes::dropped(const Node& node) {
                                     graph_.add_constant(scalar_tensor(true), "training_mode")},
                          .outputs = 1};
   Lowering lowering(graph_, dropout);
-  emit_behind(lowering.named(node.name, node.ordinal | kOfAdapters), node.outputs[0]);
+  emit_after(lowering.named(node.name, node.ordinal | earlier << kOrdinalBits | kOfAdapters), node.outputs[0]);
   op_named(dropout.op_type).onnx[0].lower(lowering);
   return lowering.results()[0];
 }
@@ -106,7 +108,7 @@ ValueId AdapterNodes::dropped(const Node& node) {
 ValueId AdapterNodes::row_scale(const Node& node, const Adapter& adapter) {
   const auto [at, is_new] = row_scales_.emplace(adapter.weight, kNone);
   if (!is_new) return at->second;
-  Builder builder = behind(graph_, node);
+  Builder builder = builder_after(graph_, node);
   const auto as_matrix = [&](ValueId value) {
     const Shape shape = graph_.value(value).shape;
     return shape.size() == 2 ? value : builder.reshape(value, {shape[0], element_count(shape.from(1))});
@@ -122,13 +124,13 @@ ValueId AdapterNodes::row_scale(const Node& node, const Adapter& adapter) {
 
 void AdapterNodes::add_dora(NodeId use, const Adapter& adapter) {
   const Node node = graph_.node(use);
-  Builder builder = behind(graph_, node);
+  Builder builder = builder_after(graph_, node);
   const ValueId y = node.outputs[0], bias = bias_of(node), scale = row_scale(node, adapter);
   const LowRank low = low_rank(node, adapter);
   const ValueId base = builder.emit(node.op->name, {low.x, node.inputs[1]}, node.attributes);
   const ValueId sum = builder.emit("Add", {base, low.y});
   ValueId result = builder.emit("Mul", {sum, factor(builder, scale, node, adapter)}, as_first());
-  if (spec_.dropout != 0) return insert_behind(graph_, y, builder.emit("Add", {y, builder.emit("Sub", {result, base})}));
+  if (spec_.dropout != 0) return insert_after(graph_, y, builder.emit("Add", {y, builder.emit("Sub", {result, base})}));
   if (bias != kNone) result = builder.emit("Add", {result, factor(builder, bias, node, adapter)}, as_first());
   graph_.replace_uses(y, result);
   graph_.remove_node(use);
@@ -166,9 +168,9 @@ void AdapterNodes::scale_outputs(NodeId use, Adapter& adapter) {
                                                                   : "is no weight");
     adapter.biases.push_back(name);
   }
-  Builder builder = behind(graph_, node);
+  Builder builder = builder_after(graph_, node);
   const ValueId factors = factor(builder, graph_.find_value(adapter.factors), node, adapter);
-  insert_behind(graph_, node.outputs[0], builder.emit("Mul", {node.outputs[0], factors}, as_first()));
+  insert_after(graph_, node.outputs[0], builder.emit("Mul", {node.outputs[0], factors}, as_first()));
 }
 
 // Numbers of channels as what the node's activations are multiplied by, or added to.

@@ -92,6 +92,7 @@ class AdapterNodes {
   Graph& graph_;
   const AdapterSpec& spec_;
   std::map<std::string, ValueId> row_scales_{};  // weight -> what all of its uses share
+  std::map<uint32_t, uint32_t> products_of_{};   // node of the file, by ordinal -> products with dropout that it has become so far
 };
 
 }  // namespace ort_train

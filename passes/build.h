@@ -6,13 +6,13 @@
 
 namespace ort_train {
 
-// Makes a builder emit right behind the node that makes `value`, while it is still at hand, or the last of those that make `values`; at the
+// Makes a builder emit right after the node that makes `value`, while it is still at hand, or the last of those that make `values`; at the
 // end where no node makes one.
-void emit_behind(Builder& builder, ValueId value);
-void emit_behind(Builder& builder, const std::vector<ValueId>& values);
+void emit_after(Builder& builder, ValueId value);
+void emit_after(Builder& builder, const std::vector<ValueId>& values);
 
 // Every reader of `from` but the node that makes `to` reads that instead.
-void insert_behind(Graph& graph, ValueId from, ValueId to);
+void insert_after(Graph& graph, ValueId from, ValueId to);
 
 // Adds the norm of job.gradients as job.grad_norm.
 void build_norm(EntryGraph& job, Stage stage);
@@ -31,7 +31,7 @@ struct StepNumbers {
   std::map<ValueId, ValueId> squares{};  // gradient -> sums of its squares, where they are there
 };
 // Adds clipping and the update of each gradient's parameter (parameter -> gradient). `before`, where given, says the node that a
-// parameter's update stands before (kNone: behind all), and clipping stands before the first node. Returns what each parameter is after its
+// parameter's update stands before (kNone: after all), and clipping stands before the first node. Returns what each parameter is after its
 // update.
 using UpdatePlaces = std::function<NodeId(ValueId parameter)>;
 std::map<ValueId, ValueId> build_update(Graph& graph, const OptimizerSpec& spec, const std::map<ValueId, ValueId>& gradients,

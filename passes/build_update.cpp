@@ -1,4 +1,4 @@
-// build_update: the optimizer's nodes behind the gradients.
+// build_update: the optimizer's nodes after the gradients.
 //
 //   before   g1 … gn
 //   after    norm = GlobalNorm(SumSquares(g1) … SumSquares(gn)) ; c = UpdateFactor(norm, loss_scale)
@@ -19,7 +19,7 @@
 #include "passes/build.h"
 
 namespace ort_train {
-void emit_behind(Builder& builder, const std::vector<ValueId>& values) {
+void emit_after(Builder& builder, const std::vector<ValueId>& values) {
   const std::vector<NodeId>& order = builder.graph().order();
   const auto makes_one = [&](NodeId id) {
     return std::any_of(values.begin(), values.end(), [&](ValueId value) { return builder.value(value).producer == id; });
@@ -27,9 +27,9 @@ void emit_behind(Builder& builder, const std::vector<ValueId>& values) {
   const auto last = std::find_if(order.rbegin(), order.rend(), makes_one);
   builder.before(last == order.rbegin() || last == order.rend() ? kNone : *std::prev(last));
 }
-void emit_behind(Builder& builder, ValueId value) { emit_behind(builder, std::vector{value}); }
+void emit_after(Builder& builder, ValueId value) { emit_after(builder, std::vector{value}); }
 
-void insert_behind(Graph& graph, ValueId from, ValueId to) {
+void insert_after(Graph& graph, ValueId from, ValueId to) {
   graph.replace_uses(from, to);
   std::vector<ValueId>& inputs = graph.node(graph.value(to).producer).inputs;
   std::replace(inputs.begin(), inputs.end(), to, from);
@@ -47,7 +47,7 @@ void build_norm(EntryGraph& job, Stage stage) {
   builder.named("gradient norm");
   std::vector<ValueId> squares;
   for (const auto& [place, gradient] : gradients) {
-    emit_behind(builder, gradient);
+    emit_after(builder, gradient);
     squares.push_back(job.squares[gradient] = builder.emit("SumSquares", {gradient}));
   }
   job.grad_norm = builder.before(kNone).emit("GlobalNorm", squares);

@@ -1,4 +1,4 @@
-// early_updates: each update right behind its gradient.
+// early_updates: each update right after its gradient.
 //
 //   before   dw1 = MatMul(…) ; … ; dw0 = MatMul(…) ; w0' = AdamW(w0, dw0, 1, …) ; w1' = AdamW(w1, dw1, 1, …)
 //   after    dw1 = MatMul(…) ; w1' = AdamW(w1, dw1, 1, …) ; … ; dw0 = MatMul(…) ; w0' = AdamW(w0, dw0, 1, …)
@@ -6,8 +6,8 @@
 // No gradient is kept longer than that. Clipping by the norm of all gradients, and the check of a scaled loss's, come before every update:
 // then nothing can move.
 //
-// Needs: recompute, because nodes that read a weight are not run again once it has changed. Leaves: each node of the update stage behind
-// what it reads and behind the readers of what it changes; these nodes in the order in which they were.
+// Needs: recompute, because nodes that read a weight are not run again once it has changed. Leaves: each node of the update stage after
+// what it reads and after the readers of what it changes; these nodes in the order in which they were.
 
 #include <algorithm>
 
@@ -19,7 +19,7 @@ namespace ort_train {
 bool early_updates(Graph& graph, const PassOptions&) {
   const std::vector<NodeId> order = graph.order();
   const std::vector<ValueId> owner = memory_owners(graph);
-  // The position in `order` behind which a value is there; behind which nobody reads what it is now.
+  // The position in `order` after which a value is there; after which nobody reads what it is now.
   std::vector<int64_t> made(graph.value_count(), -1), read(graph.value_count(), -1);
   std::vector<std::pair<int64_t, NodeId>> placed;
   for (size_t i = 0; i < order.size(); ++i) {

@@ -40,17 +40,17 @@ class ElementwiseFusion {
           changed_at_.emplace(graph_.node(id).inputs[static_cast<size_t>(write.input)], places_[id]);
       }
       if (can_be_step(id)) {
-        groups_[id] = {.nodes = {id}, .behind = others};
+        groups_[id] = {.nodes = {id}, .large_before = others};
         for (const ValueId input : graph_.node(id).inputs) take_in(id, input);
       } else if (is_large(id)) {
         ++others;
       }
-      behind_[id] = others;
+      large_before_[id] = others;
     }
     bool changed = false;
     for (const NodeId id : std::vector<NodeId>(graph_.order())) {
       const OpDef* const op = graph_.node(id).op;
-      if (op && !op->traits.fused.empty() && kernels_.find(op_named(op->traits.fused))) changed |= join_behind(id, op->traits.fused);
+      if (op && !op->traits.fused.empty() && kernels_.find(op_named(op->traits.fused))) changed |= join_after(id, op->traits.fused);
     }
     std::erase_if(groups_, [](const auto& group) { return group.second.nodes.size() < 2; });
     for (const auto& [last, group] : groups_) {
@@ -72,7 +72,7 @@ class ElementwiseFusion {
 
   struct Group {
     std::vector<NodeId> nodes;  // in the order of the graph
-    int64_t behind = 0;         // how many large nodes that are no steps stand before it
+    int64_t large_before = 0;   // how many large nodes that are no steps stand before it
   };
 
   bool can_be_step(NodeId id) const {
@@ -90,7 +90,7 @@ class ElementwiseFusion {
     const Node& node = graph_.node(last);
     const bool is_inside = is_read_by({last}, input) && made.shape == graph_.value(node.outputs[0]).shape;
     Group& group = groups_.at(last);
-    if (!is_inside || before->second.behind != group.behind || graph_.node(made.producer).stage != node.stage) return;
+    if (!is_inside || before->second.large_before != group.large_before || graph_.node(made.producer).stage != node.stage) return;
     std::vector<NodeId> all = before->second.nodes;
     all.insert(all.end(), group.nodes.begin(), group.nodes.end());
     std::sort(all.begin(), all.end(), [&](NodeId a, NodeId b) { return place_of(a) < place_of(b); });
@@ -169,7 +169,7 @@ class ElementwiseFusion {
   }
 
   // The group that goes on from output 0 becomes a part of the node.
-  bool join_behind(NodeId id, std::string_view op) {
+  bool join_after(NodeId id, std::string_view op) {
     const ValueId made = graph_.node(id).outputs[0];
     const auto found =
         std::find_if(groups_.begin(), groups_.end(), [&](const auto& group) { return is_read_by(group.second.nodes, made); });
@@ -177,7 +177,7 @@ class ElementwiseFusion {
     const auto& [last, group] = *found;
     const ValueId result = graph_.node(last).outputs[0];
     const std::vector<ValueId> inputs = inputs_of(group.nodes);
-    const bool is_near = behind_.at(id) == group.behind && graph_.node(id).stage == graph_.node(last).stage;
+    const bool is_near = large_before_.at(id) == group.large_before && graph_.node(id).stage == graph_.node(last).stage;
     const bool are_there = std::all_of(inputs.begin(), inputs.end(), [&](ValueId input) {  // where the node stands
       const NodeId by = graph_.value(input).producer;
       return input == made || by == kNone || place_of(by) < place_of(id);
@@ -211,9 +211,9 @@ class ElementwiseFusion {
   const std::set<ValueId>& kept_;
   const KernelTable& kernels_;
   std::vector<std::vector<NodeId>> readers_;
-  std::map<NodeId, Group> groups_;    // by the last node
-  std::map<NodeId, int64_t> behind_;  // how many large nodes stand before a node, with itself
-  std::map<NodeId, int64_t> places_;  // in the order
+  std::map<NodeId, Group> groups_;          // by the last node
+  std::map<NodeId, int64_t> large_before_;  // how many large nodes stand before a node, with itself
+  std::map<NodeId, int64_t> places_;        // in the order
   std::multimap<ValueId, int64_t> changed_at_;
 };
 

@@ -25,7 +25,7 @@ class View {
   bool is_output(ValueId value) const { return output_[value]; }
   // False of a value that was added after the view was made: nothing else may be asked of it.
   bool knows(ValueId value) const { return value < readers_.size(); }
-  // The number behind a constant with one element.
+  // The number of a constant with one element.
   std::optional<double> number(ValueId value) const;
   bool is_number(ValueId value, double number, double tolerance = 1e-4) const;
   // Whether a trainable parameter reaches it.

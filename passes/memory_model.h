@@ -48,8 +48,8 @@ struct MemoryModel {
   std::vector<int64_t> offset_of;  // by ValueId: where in its class a view begins
 };
 
-// `workspaces`: bytes by position in the graph's order. `kernels`: they say what may be written over. Throws Error(device) where the graph
-// reads state after it was changed.
+// `workspaces`: bytes by position in the graph's order. `kernels`: they say what may be written over. Throws Error(internal) where the
+// graph reads state after it was changed.
 MemoryModel make_memory_model(const Graph& graph, const std::vector<ValueId>& keep, const std::vector<int64_t>& workspaces,
                               const KernelTable& kernels = cpu_kernels());
 

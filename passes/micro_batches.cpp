@@ -36,7 +36,7 @@ std::vector<int64_t> flow(const Graph& graph) {
   return bytes;
 }
 
-// By position: updates go with what comes behind them.
+// By position: updates go with what comes after them.
 std::vector<Stage> stages(const Graph& graph) {
   std::vector<Stage> stages;
   for (const NodeId id : graph.order()) stages.push_back(graph.node(id).stage);
@@ -46,7 +46,7 @@ std::vector<Stage> stages(const Graph& graph) {
   return stages;
 }
 
-// Ends of segments, as positions behind a node: the order's narrow places, of each stage by itself.
+// Ends of segments, as positions after a node: the order's narrow places, of each stage by itself.
 std::vector<size_t> segment_ends(const Graph& graph) {
   const std::vector<NodeId>& order = graph.order();
   const std::vector<Stage> stage = stages(graph);

@@ -214,7 +214,7 @@ class Caster {
       const ValueId whole = maker == kNone ? kNone : reshaped(maker);
       const ValueId of = whole == kNone ? kNone : as(whole, to, reader);
       Builder builder(graph_);
-      builder.before(to == low_ ? behind(maker) : reader);
+      builder.before(to == low_ ? node_after(maker) : reader);
       if (maker == kNone)
         builder.named(graph_.value(value).name);
       else
@@ -235,7 +235,7 @@ class Caster {
     return is_whole ? whole : kNone;
   }
 
-  NodeId behind(NodeId maker) const {
+  NodeId node_after(NodeId maker) const {
     const std::vector<NodeId>& order = graph_.order();
     if (maker == kNone) return order.front();
     const auto at = std::find(order.begin(), order.end(), maker);
@@ -265,7 +265,7 @@ void cast(Graph& graph, const PassOptions& options) {
   caster.run();
   graph.remove_dead_nodes();  // a Reshape whose Cast is before it
   caster.merge_casts();
-  caster.restore_outputs(types);  // behind it: a loss reads the 16-bit numbers
+  caster.restore_outputs(types);  // after it: a loss reads the 16-bit numbers
   graph.remove_dead_nodes();
 }
 

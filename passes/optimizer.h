@@ -45,7 +45,7 @@ struct Optimizer {
   std::string state_label() const;
 };
 
-// By its name or a synonym, with "_8bit" behind it where its state is to be quantized, with the options given, the others as they are by
+// By its name or a synonym, with "_8bit" after it where its state is to be quantized, with the options given, the others as they are by
 // default. Throws Error(usage) for a name or an option that isn't known, a value that doesn't fit, or options that contradict each other.
 Optimizer make_optimizer(std::string_view name = "adamw", const std::map<std::string, double>& options = {});
 
@@ -66,7 +66,7 @@ struct OptimizerOption {
 
 // A tensor that an optimizer keeps for each parameter.
 struct StateDef {
-  std::string_view suffix{};  // its name, behind the parameter's: ".exp_avg"
+  std::string_view suffix{};  // its name, after the parameter's: ".exp_avg"
   TensorType type{};
   double fill = 0;                   // what each element begins as
   bool shared = false;               // one for all parts of a divided weight; else each part has that of its rows, the range of the whole's
@@ -90,7 +90,7 @@ constexpr int64_t pack_multiple(Granularity granularity) {
 struct UpdatePart {
   ValueId parameter = kNone, gradient = kNone;
   std::vector<ValueId> states{};  // by OptimizerDef::states; what is shared is the same value in all parts
-  NodeId before = kNone;          // where its update stands: before its first use in the same run; kNone: behind all
+  NodeId before = kNone;          // where its update stands: before its first use in the same run; kNone: after all
 };
 
 // Builds the update of one weight.
@@ -134,7 +134,7 @@ struct OptimizerDef {
   // Emits the update; returns what each part is after it.
   std::vector<ValueId> (*update)(UpdateBuilder&) = nullptr;
   bool rounds = false;  // its update can leave bfloat16 weights, rounded stochastically
-  // What a state label has behind the name, where options decide what is kept. Null: nothing.
+  // What a state label has after the name, where options decide what is kept. Null: nothing.
   std::string_view (*variant)(const Optimizer&) = nullptr;
   // What is wrong with options that don't go together: "`nesterov` goes with `momentum`". Empty: nothing. Null: all do.
   std::string_view (*conflict)(const Optimizer&) = nullptr;

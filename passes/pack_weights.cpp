@@ -67,7 +67,7 @@ class WeightPacker {
     }
   }
 
-  // The pack's gradient behind the last of its members'. Uses are added up first.
+  // The pack's gradient after the last of its members'. Uses are added up first.
   void join_gradients(std::map<ValueId, std::vector<ValueId>>& gradients) {
     Builder builder(graph_, Stage::backward);
     std::vector<ValueId> parts;
@@ -75,12 +75,12 @@ class WeightPacker {
       const auto uses = gradients.find(member);
       require(uses != gradients.end(), "a weight without a gradient is in a pack");
       builder.named(graph_.value(member).name);
-      emit_behind(builder, uses->second);
+      emit_after(builder, uses->second);
       parts.push_back(add_up(builder, uses->second));
       gradients.erase(uses);
     }
     builder.named(graph_.value(pack_).name);
-    emit_behind(builder, parts);
+    emit_after(builder, parts);
     gradients[pack_] = {builder.emit("Pack", parts, {{"byte_offsets", offsets_}, {"shape", graph_.value(pack_).shape}})};
   }
 

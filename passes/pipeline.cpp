@@ -59,7 +59,7 @@ void optimize_forward(Graph& forward, const PassOptions& options) {
 
 namespace {
 
-void fuse(EntryGraph& job, const PassOptions& options) {  // behind all that looks for nodes, or makes gradients
+void fuse(EntryGraph& job, const PassOptions& options) {  // after all that looks for nodes, or makes gradients
   run_pass("fuse_elementwise", job.graph, options, [&] { return fuse_elementwise(job, options); });
 }
 
@@ -174,7 +174,7 @@ ValueId clear(Builder& builder, ValueId accumulator) { return emit_to_state(buil
 
 void store_norm(EntryGraph& job, Stage stage) {
   Builder builder(job.graph, stage);
-  emit_behind(builder, job.grad_norm);
+  emit_after(builder, job.grad_norm);
   const char* const norm = "ort_train.grad_norm";
   job.stored_norm = keep(builder.named(norm), norm, /*owner=*/{}, job.grad_norm);
 }
@@ -192,7 +192,7 @@ ValueId add_to_sum(Graph& graph, const std::string& parameter, ValueId sum, Valu
       return after;
     }
   }
-  emit_behind(builder.named(parameter), gradient);
+  emit_after(builder.named(parameter), gradient);
   return emit_to_state(builder, "Accumulate", {sum, gradient});
 }
 
@@ -221,7 +221,7 @@ void accumulate(EntryGraph& job, const std::map<ValueId, std::vector<ValueId>>& 
   if (!deferred) return;
   Builder norm(job.graph, Stage::update);
   for (const auto& [parameter, of] : sums) {
-    emit_behind(norm.named(job.graph.value(parameter).name), of);
+    emit_after(norm.named(job.graph.value(parameter).name), of);
     job.gradients[parameter] = add_up(norm, of);
   }
   build_norm(job, Stage::update);
@@ -267,7 +267,7 @@ void store(EntryGraph& job, const OptimizerSpec& optimizer) {
       continue;
     }
     const std::string owner = job.graph.value(parameter).name, name = owner + ".grad";
-    emit_behind(builder, gradient);
+    emit_after(builder, gradient);
     job.accumulators[parameter] = {keep(builder.named(name), name, owner, gradient)};
   }
   store_norm(job, Stage::backward);

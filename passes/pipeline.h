@@ -30,12 +30,12 @@ struct OptimizerSpec {
 };
 
 // Names of graph inputs that the pipeline adds.
-inline constexpr const char* kScalarsInput = "ort_train.scalars";  // float32 [n]: Optimizer::scalars; of group i: with .i behind it
+inline constexpr const char* kScalarsInput = "ort_train.scalars";  // float32 [n]: Optimizer::scalars; of group i: with .i after it
 inline constexpr const char* kDeferredScalarsInput = "ort_train.deferred_scalars";       // the same, of the step that deferred updates
 inline constexpr const char* kLossScaleInput = "ort_train.loss_scale";                   // float32 []: multiplies the loss's gradient
 inline constexpr const char* kDeferredLossScaleInput = "ort_train.deferred_loss_scale";  // the same, of the step that deferred updates
 inline constexpr const char* kInverseCountInput =
-    "ort_train.inverse_count";  // float32 []: JobLoss::inverse_count; of loss i: with .i behind it
+    "ort_train.inverse_count";  // float32 []: JobLoss::inverse_count; of loss i: with .i after it
 
 // A range of bytes of a persistent value.
 struct Slice {
@@ -73,7 +73,7 @@ void optimize_forward(Graph& forward, const PassOptions& options);
 // The names of the weights that are used before a share of the forward pass is over, by what it takes on a nominal machine.
 std::set<std::string> used_soon(const Graph& forward, double share = 0.02);
 
-// Forward only: the model's outputs, of which `forward` may have more behind them: those of other models that its losses read.
+// Forward only: the model's outputs, of which `forward` may have more after them: those of other models that its losses read.
 EntryGraph build_predict_graph(const Graph& forward, size_t outputs, const PassOptions& options);
 // Forward and loss, no gradients.
 EntryGraph build_evaluate_graph(const Graph& forward, const LossSpec& loss, const PassOptions& options);

@@ -74,7 +74,7 @@ class Placements {
   static constexpr size_t kChunk = 64;
   struct Chunk {
     size_t count = 0;
-    int32_t first[kChunk], last[kChunk];  // of those behind `count`: never
+    int32_t first[kChunk], last[kChunk];  // of those after `count`: never
     uint32_t item[kChunk];
     int64_t begin[kChunk], end[kChunk];
 

@@ -1,8 +1,11 @@
-// The planner: from entry graphs to a Program.
+// The planner: from the entry graphs of one candidate to a Program. In order:
 //
-// For each entry: workspaces (exec/kernel_specs.h), what the values ask of memory (memory_model.h), an order of low peak (schedule.h). Then
-// the persistent values of all entries get the bottom of the arena, and each entry's transient storages are packed above them
-// (addresses.h). Where memory is short and there is a disk, plan/search.h says what leaves the arena and when, and where all of it lies.
+//   draft_job()      an order of each entry's nodes, and what that asks of memory (plan/drafts.h)
+//   make_instance()  the problem: which memory is wanted when, what may leave it, how much of it there is (plan/instance.h)
+//   fastest_plan()   with a disk: what leaves the memory and when, and where all of it lies (plan/fastest_plan.h, plan/search.h);
+//                    plan_hierarchy() where a device has a memory of its own (plan/backing.h)
+//   make_program()   the Program of that plan (plan/make_program.h)
+//
 // Orders and kernels are a fixed function of the graphs and the number of threads, which sizes workspaces; the machine's rates and the
 // limit decide where bytes are, and when. A planner is for one thread at a time; const calls share a cache, too.
 
@@ -39,7 +42,8 @@ struct PlannedProgram {
   double bound = 0;  // seconds: no plan in this memory takes less for an optimizer step; 0: none holds what must be there at once
 };
 
-struct StreamOutlook {
+// What a program will take, before there is one.
+struct PlanEstimate {
   double bound = std::numeric_limits<double>::infinity();    // as above; infinite where the memory is below the floor
   double seconds = std::numeric_limits<double>::infinity();  // of an optimizer step; infinite where there is no such plan
   int64_t disk_bytes = 0;
@@ -58,7 +62,7 @@ struct DeviceMemories {
 class Planner {
  public:
   // Persistent values are matched across entries by name and type, constants by content. Throws Error(unsupported) for a node whose op has
-  // no kernel, Error(device) for entries that contradict each other. The graphs must outlive it.
+  // no kernel, Error(internal) for entries that contradict each other. The graphs must outlive it.
   Planner(const std::vector<PlanEntry>& entries, const PlanOptions& options);
   ~Planner();
 
@@ -78,8 +82,8 @@ class Planner {
   std::pair<int64_t, int64_t> least_discrete() const;
   // What streamed() solves.
   planning::Problem problem(int64_t limit, const ComputeRates& compute, const StreamRates& disk) const;
-  // What streamed() can be expected to lead to, without addresses. Where the bound is no less than `beat` seconds, that alone.
-  StreamOutlook outlook(int64_t limit, const ComputeRates& compute, const StreamRates& disk, double beat) const;
+  // About what streamed() will take, made quickly: without addresses. Where the bound is no less than `beat` seconds, that alone.
+  PlanEstimate estimate(int64_t limit, const ComputeRates& compute, const StreamRates& disk, double beat) const;
 
  private:
   struct Impl;

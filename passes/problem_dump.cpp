@@ -55,7 +55,7 @@ Json to_json(const Run& run) {
     Json& of =
         pieces.emplace_back(Json{{"name", piece.name}, {"bytes", piece.bytes}, {"lasting", piece.lasting}, {"uses", std::move(uses)}});
     if (run.backing_seconds.empty()) continue;
-    of.update({{"value", piece.value},
+    of.update({{"value", piece.value_number},
                {"comes", piece.starts_in_store},
                {"leaves", piece.used_in_store_later},
                {"from", piece.first_readable_step},
@@ -67,7 +67,7 @@ Json to_json(const Run& run) {
   if (run.backing_seconds.empty()) return json;
   Json behind{{"seconds", run.backing_seconds}, {"uses", Json::array()}, {"blocks", Json::array()}};
   for (const BackingUse& of : run.backing_uses)
-    behind["uses"].push_back({{"value", of.value}, {"bytes", of.bytes}, {"lasting", of.lasting}, {"use", to_json(of.use)}});
+    behind["uses"].push_back({{"value", of.value_number}, {"bytes", of.bytes}, {"lasting", of.lasting}, {"use", to_json(of.use)}});
   for (const Block& block : run.backing_blocks) behind["blocks"].push_back({block.bytes, block.first, block.last});
   json["behind"] = std::move(behind);
   return json;
@@ -118,7 +118,7 @@ void read_backing(const Json& json, Run& run, const Problem& problem) {
   for (const Json& of : json.at("uses")) {
     const int64_t bytes = of.at("bytes");
     if (of.at("value") < 0) throw error(ErrorCode::data, "what a step uses in the backing memory has no number");
-    run.backing_uses.push_back({.value = of.at("value"),
+    run.backing_uses.push_back({.value_number = of.at("value"),
                                 .bytes = bytes,
                                 .lasting = lasting_from(of.at("lasting"), bytes, problem),
                                 .use = use_from(of.at("use"), -1, steps)});
@@ -136,7 +136,7 @@ Run run_from(const Json& json, const Problem& problem) {
     piece.lasting = lasting_from(of.at("lasting"), piece.bytes, problem);
     for (const Json& use : of.at("uses")) piece.uses.push_back(use_from(use, piece.uses.empty() ? -1 : piece.uses.back().last(), steps));
     if (piece.uses.empty()) throw error(ErrorCode::data, "piece '{}' has no use", piece.name);
-    piece.value = of.value("value", -1);
+    piece.value_number = of.value("value", -1);
     piece.starts_in_store = of.value("comes", false);
     piece.used_in_store_later = of.value("leaves", false);
     piece.first_readable_step = moment_from(of.value("from", 0), 0, piece.uses.front().step);

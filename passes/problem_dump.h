@@ -15,7 +15,7 @@ namespace ort_train::planning {
 std::string to_json(const Problem& problem);
 // Throws Error(data) where it isn't one.
 Problem problem_from_json(const std::string& text);
-// Of all lines; at least one.
+// The problems of all lines; at least one.
 std::vector<Problem> problems_from_json(const std::string& text);
 
 }  // namespace ort_train::planning

@@ -2,7 +2,7 @@
 // right after its gradient), `defer` runs what takes more than it frees as late as its readers permit. Then a search at the peak: move the
 // readers of something that is live there to before it, or its producer to after it, with whatever has to move along or profits from it.
 // Each candidate is simulated; the lowest peak wins, the graph's own order where nothing is gained: it has the better locality. At last,
-// sums are moved to right behind what they read.
+// sums are moved to right after what they read.
 
 #include "passes/schedule.h"
 
@@ -177,7 +177,7 @@ class Deferrer {
 };
 
 // Moves around the peak of an order, until nothing helps or the search has cost enough. What a move leads to is simulated from the first
-// step that it moves to the last: before and behind these the same is live as ever.
+// step that it moves to the last: before and after these the same is live as ever.
 class PeakSearch {
  public:
   PeakSearch(const MemoryModel& model, StepOrder order)
@@ -259,7 +259,7 @@ class PeakSearch {
     return peak < peak_;
   }
 
-  // One step at position `at` of an order that is the present one before `begin`. Returns the bytes live in it; `live` becomes those behind
+  // One step at position `at` of an order that is the present one before `begin`. Returns the bytes live in it; `live` becomes those after
   // it. As simulate() does it.
   int64_t run_step(uint32_t s, int32_t begin, int32_t at, int64_t& live) {
     const MemoryStep& step = model_.steps[s];

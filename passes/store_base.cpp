@@ -8,7 +8,7 @@
 // are those of products where the user gives no type. A weight that anything but products and lookups reads, such as a norm's, stays
 // float32. Products read what is stored as float32, panel by panel, without a copy; lookups decode the rows that they take.
 //
-// Needs: simplified, adapters in place (which say what is frozen), no gradients. Leaves: types of parameters, Casts behind lookups.
+// Needs: simplified, adapters in place (which say what is frozen), no gradients. Leaves: types of parameters, Casts after lookups.
 
 #include <algorithm>
 
@@ -47,8 +47,8 @@ void widen_lookups(Graph& graph, ValueId table) {
     const ValueId found = node.outputs[0];
     graph.value(found).dtype = graph.value(table).dtype;
     Builder builder(graph);
-    emit_behind(builder.named(node.name, node.ordinal), found);
-    insert_behind(graph, found, builder.cast(found, DType::float32));
+    emit_after(builder.named(node.name, node.ordinal), found);
+    insert_after(graph, found, builder.cast(found, DType::float32));
   }
 }
 

@@ -19,7 +19,7 @@ struct StreamRates {
   bool operator==(const StreamRates&) const = default;
 };
 
-// What a run is expected to take.
+// What a run takes, as its plan foresees it.
 struct StreamForecast {
   double seconds = 0;          // the whole
   double compute = 0;          // of these, in steps

@@ -1,4 +1,4 @@
-// Timeline: when each instruction of an entry is expected to run, and when the disk works for it. Made from the Program alone, apart from
+// Timeline: when each instruction of an entry runs by the plan, and when the disk works for it. Made from the Program alone, apart from
 // the planner's own simulation, by the same clock (stream_clock.h).
 
 #pragma once

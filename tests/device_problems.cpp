@@ -65,12 +65,13 @@ class Maker {
         {.name = name,
          .bytes = bytes,
          .uses = {{.step = made, .reads = false, .changes = true}, {.step = made + 1, .reads = true}, {.step = wanted, .reads = true}},
-         .value = values_++});
+         .value_number = values_++});
     if (run_.pieces.back().uses[1].step == wanted) run_.pieces.back().uses.pop_back();
   }
   void add_weight(const std::string& name, int64_t bytes, int32_t forward, int32_t backward, int32_t update) {
     const int32_t lasting = add_lasting(name, bytes), value = values_++;
-    Piece piece{.name = name, .bytes = bytes, .lasting = lasting, .uses = {{.step = forward}}, .value = value, .written_by_step = update};
+    Piece piece{
+        .name = name, .bytes = bytes, .lasting = lasting, .uses = {{.step = forward}}, .value_number = value, .written_by_step = update};
     if (backward > forward) piece.uses.push_back({.step = backward});
     run_.pieces.push_back(std::move(piece));
     use_behind(value, bytes, lasting, {.step = update, .reads = false, .changes = true});
@@ -80,7 +81,7 @@ class Maker {
     run_.pieces.push_back({.name = name,
                            .bytes = bytes,
                            .uses = {{.step = made, .reads = false, .changes = true}},
-                           .value = value,
+                           .value_number = value,
                            .used_in_store_later = true,
                            .written_by_step = update});
     use_behind(value, bytes, -1, {.step = update});
@@ -89,7 +90,7 @@ class Maker {
     use_behind(values_++, bytes, add_lasting(name, bytes), {.step = update, .reads = true, .changes = true});
   }
   void use_behind(int32_t value, int64_t bytes, int32_t lasting, const Use& use) {
-    run_.backing_uses.push_back({.value = value, .bytes = bytes, .lasting = lasting, .use = use});
+    run_.backing_uses.push_back({.value_number = value, .bytes = bytes, .lasting = lasting, .use = use});
   }
 
   const DeviceCase& of_;

@@ -1,5 +1,5 @@
 // lars: SGD with momentum whose steps are as long as a share of the weight (You, Gitman & Ginsburg, arXiv 1708.03888, algorithm 1). Tensors
-// of less than two dimensions have neither trust ratio nor weight decay: their ratio is 1.
+// of less than two dimensions have no trust ratio (theirs is 1), and weight decay only where their parameter group says so.
 //
 //   ratio = trust_coefficient |p| / (|g| + wd |p| + epsilon), or 1 where one of the norms is 0
 //   buffer = momentum buffer + lr ratio (g + wd p) ; p -= buffer

@@ -1,6 +1,7 @@
-// assign: gives every stay in memory its interval, its place on the disk's time and its address, in one pass through a run's steps.
+// assign: from the stays of a run (hold.h) and the bytes of the memory to a RunPlan: when each transfer begins and is over, and the address
+// of each stay and block. One pass through the run's steps.
 //
-// What is held between which uses is chosen before (hold.h). A stay's core reaches from its first use to its last; before it lies
+// A stay's core reaches from its first use to its last; before it lies
 // the time of its read, after it that of its write: its flanks. Each core has a place reserved that no other core takes, so that every
 // pass has a plan at its end. The pass goes from step to step with a clock. Writes begin when their stays end, and keep their place until
 // they are over. Reads begin in the order of need, as early as they may and there is room: in the place that is reserved, or in the
@@ -32,7 +33,7 @@ struct Stay {
 struct RunPlan {
   std::vector<Stay> stays;             // by first use
   std::vector<int64_t> block_offsets;  // by block
-  double seconds = 0;                  // that the run is expected to take
+  double seconds = 0;                  // that the run takes by the clock of the pass
 };
 
 // Without addresses: no more than `bytes` are taken at any step. Offsets are not set. `prefetch_seconds`: seconds that are computed at most

@@ -30,13 +30,14 @@ class Values {
   void add(uint32_t piece, const Use& use) {
     const Piece& of = run_.pieces[piece];
     // One without a number has no other piece: it gets a number that no value has.
-    add(of.value >= 0 ? of.value : -1 - static_cast<int32_t>(piece), {.name = of.name, .bytes = of.bytes, .lasting = of.lasting}, use);
+    add(of.value_number >= 0 ? of.value_number : -1 - static_cast<int32_t>(piece),
+        {.name = of.name, .bytes = of.bytes, .lasting = of.lasting}, use);
   }
   // What steps that compute in the backing memory use.
   void add_backing_uses() {
     for (const BackingUse& of : run_.backing_uses) {
       const std::string& name = of.lasting >= 0 ? problem_.lasting[static_cast<size_t>(of.lasting)].name : run_.name;
-      add(of.value, {.name = name, .bytes = of.bytes, .lasting = of.lasting}, of.use);
+      add(of.value_number, {.name = name, .bytes = of.bytes, .lasting = of.lasting}, of.use);
     }
   }
   // A piece for each.
@@ -44,7 +45,7 @@ class Values {
     std::vector<Piece> result;
     for (auto& [number, piece] : values_) {
       piece.uses = joined(std::move(piece.uses));
-      piece.value = std::max(number, -1);
+      piece.value_number = std::max(number, -1);
       result.push_back(std::move(piece));
     }
     return result;

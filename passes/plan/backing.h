@@ -1,4 +1,5 @@
-// backing: what a plan asks of the memory behind the one that it is for (its backing memory), as a problem of its own.
+// backing: several memories. From a problem and a plan in the nearest memory to the problem of its backing memory, the one behind it; and
+// a plan for each memory.
 //
 // What is read from there has to be there from the beginning of its copy to the end; what is written, likewise; what steps compute there,
 // at those steps. Between these it may leave for that memory's own store, unless it is resident there. What is resident in the nearer
@@ -32,7 +33,7 @@ struct HierarchyPlan {
   std::vector<LevelPlan> of_run(const Problem& nearest, size_t run) const;
 };
 
-// What the runs are expected to take.
+// By the plans of all memories.
 void set_forecasts(const Problem& problem, HierarchyPlan& levels);
 
 // What a plan takes of its problem's memory.
@@ -40,7 +41,7 @@ int64_t bytes_of(const Problem& problem, const Plan& plan);
 
 // The fastest that it finds; none where it finds no room. At most one backing memory.
 std::optional<HierarchyPlan> plan_hierarchy(const Problem& problem);
-// Of least memory, the nearest first: those of all memories are as large as they have to be.
+// The plan of least memory, the nearest first: all memories are as large as they have to be.
 HierarchyPlan least_hierarchy(const Problem& problem);
 
 }  // namespace ort_train::planning

@@ -14,11 +14,11 @@ constexpr double kTransferCost = 1e-4;  // of a second of transfers, of those th
 
 }  // namespace
 
-Bound::Bound(const Problem& problem, double enough, int64_t most)
+Bound::Bound(const Problem& problem, double enough_seconds, int64_t max_bytes)
     : problem_(problem),
       runs_(problem.runs),
       limit_(problem.memory),
-      most_(most),
+      max_bytes_(max_bytes),
       least_runs_(min_counted_runs_per_step(runs_)),
       resident_(problem.lasting.size(), -1) {
   const StreamRates& rates = problem.store;
@@ -46,7 +46,7 @@ Bound::Bound(const Problem& problem, double enough, int64_t most)
     add_pieces(e);
     add_memory(e);
     RunRows& rows = rows_[e];
-    for (const Transfer& transfer : rows.transfers) rows.work += transfer.most();
+    for (const Transfer& transfer : rows.transfers) rows.work += transfer.max_seconds();
     const auto end = static_cast<int32_t>(runs_[e].seconds.size());
     sort_transfers(rows);
     rows.waited[-1] = program_.add_column(0, 0, 0);
@@ -55,7 +55,7 @@ Bound::Bound(const Problem& problem, double enough, int64_t most)
   }
   too_large_ = is_full();
   set_costs(least_runs_, 0);
-  find_seconds(enough);
+  find_seconds(enough_seconds);
 }
 
 // The column's share of `bytes` is there at steps [from, to).
@@ -243,7 +243,7 @@ void Bound::set_costs(double least_runs, double of_transfers) {
   for (const auto& [column, cost] : costs) program_.set_cost(column, cost);
 }
 
-void Bound::find_seconds(double enough) {
+void Bound::find_seconds(double enough_seconds) {
   double certain = 0;
   for (size_t e = 0; e < runs_.size(); ++e) {
     if (runs_[e].runs_per_step < least_runs_) continue;
@@ -258,7 +258,7 @@ void Bound::find_seconds(double enough) {
     seconds_ = std::max(seconds_, certain + program_.bound());
     idle = is_near && seconds_ < before * (1 + kTolerance) ? idle + 1 : 0;
     violated = false;
-    for (size_t e = 0; e < runs_.size() && seconds_ < enough && !is_full(); ++e) {
+    for (size_t e = 0; e < runs_.size() && seconds_ < enough_seconds && !is_full(); ++e) {
       if (runs_[e].runs_per_step >= least_runs_ && add_violated_room_rows(rows_[e])) violated = true;
     }
   }

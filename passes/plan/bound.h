@@ -13,8 +13,8 @@
 // compute_lost / while_computing * s / duplex seconds of computing in any case (its price), because waiting for it would cost more. The
 // rows above are about the remaining seconds, which computing can hide.
 //
-// Of the rows those are made that a solution violates, until there are none or the bound no longer rises: each of them is true, so fewer
-// make a lower bound as well. Every plan satisfies all of it, so none is faster. A real plan is slower by about the time of the first read
+// Only rows that a solution violates are made, until there are none or the bound no longer rises: each row is true, so fewer of them make a
+// lower bound as well. Every plan satisfies all of it, so none is faster. A real plan is slower by about the time of the first read
 // and the last write, because a piece is in memory as a whole and its transfer must be over before it is used. In docs/planning.md, "The
 // lower bound", memory is row 1, the disk rows 2 to 4, room row 5, the price row 6.
 //
@@ -34,10 +34,10 @@ namespace ort_train::planning {
 
 class Bound {
  public:
-  // The memory is at least the floor. The problem must outlive it. It stops when the bound is above `enough` seconds. The linear program
-  // takes at most `most` bytes: rows for which there is no room aren't made.
-  explicit Bound(const Problem& problem, double enough = std::numeric_limits<double>::infinity(),
-                 int64_t most = std::numeric_limits<int64_t>::max());
+  // The memory is at least the floor. The problem must outlive it. It stops when the bound is above `enough_seconds`. The linear program
+  // takes at most `max_bytes`: rows for which there is no room aren't made.
+  explicit Bound(const Problem& problem, double enough_seconds = std::numeric_limits<double>::infinity(),
+                 int64_t max_bytes = std::numeric_limits<int64_t>::max());
 
   // No plan takes less, for an optimizer step.
   double seconds() const { return seconds_; }
@@ -61,7 +61,7 @@ class Bound {
     int32_t released = -1;  // of a write: the moment from which its memory is wanted back; -1: a read
     double constant = 0;
     std::vector<LinearTerm> terms{};
-    double most() const;
+    double max_seconds() const;
     int32_t deadline() const { return released < 0 ? end : released; }  // reads when they are wanted, writes when their memory is
   };
   struct Row {  // of memory, at a step, with what is under way or without
@@ -118,13 +118,13 @@ class Bound {
   bool add_violated_room_rows(RunRows& rows);
   double value_of(const Transfer& transfer) const;  // in the last solution
   void set_costs(double least_runs, double of_transfers);
-  void find_seconds(double enough);
-  bool is_full() const { return bytes() > most_; }
+  void find_seconds(double enough_seconds);
+  bool is_full() const { return bytes() > max_bytes_; }
 
   const Problem& problem_;
   const std::vector<Run>& runs_;
   const int64_t limit_;
-  const int64_t most_;
+  const int64_t max_bytes_;
   const double least_runs_;  // of runs that count
   double price_;             // of a second of what can be waited for
   double rate_[2];           // bytes read, written, in such a second

@@ -8,7 +8,7 @@
 namespace ort_train::planning {
 namespace {
 
-// Of moments 0 to n - 1 the first kMoments, the last kMoments, and about as many that are evenly spaced.
+// From moments 0 to n - 1 takes the first kMoments, the last kMoments, and about as many that are evenly spaced.
 std::vector<int32_t> thinned(size_t moments) {
   constexpr size_t kMoments = 192;
   std::vector<int32_t> result;
@@ -32,7 +32,7 @@ int32_t Bound::waited_until(RunRows& rows, int32_t moment) {
   return column;
 }
 
-double Bound::Transfer::most() const {
+double Bound::Transfer::max_seconds() const {
   double seconds = constant;
   for (const LinearTerm& term : terms) seconds += std::max(0.0, term.factor);
   return seconds;
@@ -66,13 +66,13 @@ int32_t Bound::sum_until(RunRows& rows, Sum& sum, int32_t moment) {
 // A column for the seconds of these, or (not `all`) for no more than that, above the terms.
 int32_t Bound::add_sum(RunRows& rows, const std::vector<const Transfer*>& transfers, std::vector<LinearTerm> terms, bool all) {
   std::map<int32_t, double> factors;
-  double constant = 0, most = 0;
+  double constant = 0, max_seconds = 0;
   for (const Transfer* transfer : transfers) {
     constant += transfer->constant;
-    most += transfer->most();
+    max_seconds += transfer->max_seconds();
     for (const LinearTerm& term : transfer->terms) factors[term.column] += term.factor;
   }
-  const int32_t column = program_.add_column(0, 0, all ? rows.work : most);
+  const int32_t column = program_.add_column(0, 0, all ? rows.work : max_seconds);
   terms.insert(terms.begin(), {column, 1});
   for (const auto& [of, factor] : factors) terms.push_back({of, -factor});
   program_.add_row(all ? constant : -kInfinity, constant, terms);
@@ -156,8 +156,8 @@ bool Bound::add_violated_room_rows(RunRows& rows) {
     if (!rows.is_end(moments[i])) room[i] = std::max(0.0, free[static_cast<size_t>(moments[i])]);
   }
   std::vector<Stretch> crowded;
-  // Of stretches from one moment on: reads that may be ahead when it begins, writes that may have been made before, those that may be
-  // pending at each moment.
+  // For stretches that begin at one moment: reads that may be ahead when it begins, writes that may have been made before, those that may
+  // be pending at each moment.
   std::vector<double> ahead(count + 1), early(count + 1), pending(count + 1);
   for (size_t from = 0; from <= count; ++from) {  // 0: the beginning of all
     const int32_t begin = from == 0 ? -1 : moments[from - 1];
@@ -175,19 +175,19 @@ bool Bound::add_violated_room_rows(RunRows& rows) {
       }
     }
     const double before = from == 0 ? 0 : sums[from - 1] - waited[from - 1];
-    const double most_ahead = from == 0 ? 0 : room[from - 1] / rate_[false];
+    const double max_ahead = from == 0 ? 0 : room[from - 1] / rate_[false];
     double is_ahead = 0, is_early = 0, is_pending = 0;
-    Stretch most{0, begin, 0};
+    Stretch worst_here{0, begin, 0};
     for (size_t to = from; to < count; ++to) {
       is_ahead += ahead[to];
       is_early += early[to];
       is_pending += pending[to];
       const double computing = rows.begin[static_cast<size_t>(moments[to])] - rows.begin[static_cast<size_t>(begin + 1)];
-      const double wanted = sums[to] - waited[to] - before - std::min(is_ahead, most_ahead) - is_early -
+      const double wanted = sums[to] - waited[to] - before - std::min(is_ahead, max_ahead) - is_early -
                             std::min(is_pending, room[to] / rate_[true]) - computing;
-      if (wanted > most.violation) most = {wanted, begin, moments[to]};
+      if (wanted > worst_here.violation) worst_here = {wanted, begin, moments[to]};
     }
-    if (most.violation > kTolerance * rows.begin.back()) crowded.push_back(most);
+    if (worst_here.violation > kTolerance * rows.begin.back()) crowded.push_back(worst_here);
   }
   for (const Stretch& stretch : worst(crowded)) add_room(rows, stretch.begin, stretch.end);
   return !crowded.empty();

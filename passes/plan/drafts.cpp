@@ -2,8 +2,10 @@
 
 #include <algorithm>
 #include <numeric>
+#include <optional>
 #include <utility>
 
+#include "exec/kernel_specs.h"
 #include "graph/op_def.h"
 #include "passes/schedule.h"
 
@@ -12,18 +14,27 @@ namespace {
 
 constexpr int64_t kLeastMovable = int64_t{64} << 10;  // bytes of an activation: smaller ones always stay in memory
 
-}  // namespace
+// The kernels that nodes run by: those of the device, and the host's where it may update.
+class NodeKernels {
+ public:
+  NodeKernels(const KernelTable& table, int threads) : specs_(table, threads) {
+    if (&table != &cpu_kernels()) host_.emplace(cpu_kernels(), threads);
+  }
 
-NodeKernels::NodeKernels(const KernelTable& table, int threads) : specs_(table, threads) {
-  if (&table != &cpu_kernels()) host_.emplace(cpu_kernels(), threads);
-}
+  const KernelTable& table() const { return specs_.table(); }
+  // Bytes that do wherever the node is computed. Throws Error(unsupported) where there is no kernel for it.
+  int64_t workspace(const Graph& graph, const Node& node) {
+    const auto bytes = [&](KernelSpecs& specs) { return specs.workspace(specs.add(*node.op, make_spec(graph, node))); };
+    const bool may_be_hosts = host_ && updates_state(node);
+    return std::max(bytes(specs_), may_be_hosts ? bytes(*host_) : 0);
+  }
 
-int64_t NodeKernels::workspace(const Graph& graph, const Node& node) {
-  const auto bytes = [&](KernelSpecs& specs) { return specs.workspace(specs.add(*node.op, make_spec(graph, node))); };
-  const bool may_be_hosts = host_ && updates_state(node);
-  return std::max(bytes(specs_), may_be_hosts ? bytes(*host_) : 0);
-}
+ private:
+  KernelSpecs specs_;
+  std::optional<KernelSpecs> host_;  // none: the device is the host
+};
 
+// Gives the graph its planned order.
 Draft make_draft(const PlanEntry& entry, NodeKernels& kernels) {
   Graph& graph = *entry.graph;
   std::vector<int64_t> workspaces;
@@ -58,6 +69,31 @@ Draft make_draft(const PlanEntry& entry, NodeKernels& kernels) {
   for (uint32_t step : draft.order) nodes.push_back(draft.model.steps[step].node);
   graph.set_order(std::move(nodes));
   return draft;
+}
+
+// Sets the draft's numbers of what lives across runs.
+void number_persistents(Draft& draft, PersistentValues& persistents) {
+  for (const MemoryClass& c : draft.model.classes) {
+    draft.persistent_of_class.push_back(c.persistent ? persistents.add(draft.name, draft.graph->value(c.root)) : 0);
+    if (c.persistent && c.kept) persistents.keep(draft.persistent_of_class.back());
+  }
+  for (const MemoryStep& step : draft.model.steps) {
+    for (const PersistentUse& use : step.persistents) {
+      if (use.changes) persistents.change(draft.persistent_of_class[use.of]);
+    }
+  }
+}
+
+}  // namespace
+
+JobDraft draft_job(const std::vector<PlanEntry>& entries, const KernelTable& kernels, int threads) {
+  NodeKernels node_kernels(kernels, threads);
+  JobDraft job;
+  for (const PlanEntry& entry : entries) {
+    job.drafts.push_back(make_draft(entry, node_kernels));
+    number_persistents(job.drafts.back(), job.persistents);
+  }
+  return job;
 }
 
 std::vector<std::vector<ValueId>> values_by_class(const Graph& graph, const MemoryModel& model) {
@@ -97,7 +133,7 @@ void add_pieces(planning::Run& run, const planning::Piece& like, const std::vect
       piece.uses.push_back(of.use);
       continue;
     }
-    run.backing_uses.push_back({.value = like.value, .bytes = like.bytes, .lasting = like.lasting, .use = of.use});
+    run.backing_uses.push_back({.value_number = like.value_number, .bytes = like.bytes, .lasting = like.lasting, .use = of.use});
     if (!piece.uses.empty()) {
       piece.used_in_store_later = like.lasting < 0 && of.use.reads;
       piece.written_by_step = of.use.step;
@@ -164,7 +200,7 @@ class RunDrafter {
     return static_cast<int32_t>(made_.values.size()) - 1;
   }
 
-  // And the steps' seconds.
+  // Collects the steps' seconds, too.
   void collect_uses() {
     const MemoryModel& model = draft_.model;
     std::vector<uint32_t> buffer_of(model.classes.size(), kNone);
@@ -195,7 +231,8 @@ class RunDrafter {
     const bool used_in_backing = used_here < std::ssize(uses);
     if (used_in_backing ? !buffer.fed : machine_.moves && has_gap && buffer.bytes >= kLeastMovable && !buffer.fed && !buffer.kept) {
       add_pieces(made_.run,
-                 {.name = name_of(buffer.classes[0]), .bytes = whole_sectors(buffer.bytes), .uses = {}, .value = new_value(true, i)}, uses);
+                 {.name = name_of(buffer.classes[0]), .bytes = whole_sectors(buffer.bytes), .uses = {}, .value_number = new_value(true, i)},
+                 uses);
       return;
     }
     const planning::Block block{.bytes = buffer.bytes,
@@ -235,7 +272,7 @@ class RunDrafter {
                   .bytes = whole_sectors(persistents_[number].type.bytes()),
                   .lasting = static_cast<int32_t>(number),
                   .uses = {},
-                  .value = new_value(false, c)},
+                  .value_number = new_value(false, c)},
                  class_uses_[c]);
     }
   }

@@ -1,14 +1,13 @@
-// Draft: the order of nodes and the memory model of one entry, before addresses. RunDraft: the same as planning::Run (blocks and pieces),
-// and what leads from those back to buffers. emit.h makes programs of them.
+// From the entries' graphs to what the planner solves. draft_job(): the order of nodes and the memory model of each entry (Draft), and what
+// lives across runs of any of them. make_run_draft(): the same as planning::Run, in blocks and pieces, and what leads from those back to
+// the graph (RunDraft), which emit.h needs.
 
 #pragma once
 
 #include <functional>
-#include <optional>
 #include <string>
 #include <vector>
 
-#include "exec/kernel_specs.h"
 #include "passes/cost.h"
 #include "passes/memory_model.h"
 #include "passes/persistent_values.h"
@@ -17,21 +16,7 @@
 
 namespace ort_train {
 
-// The kernels that nodes run by: those of the device, and the host's where it may update.
-class NodeKernels {
- public:
-  NodeKernels(const KernelTable& table, int threads);
-
-  const KernelTable& table() const { return specs_.table(); }
-  // Bytes that do wherever the node is computed. Throws Error(unsupported) where there is no kernel for it.
-  int64_t workspace(const Graph& graph, const Node& node);
-
- private:
-  KernelSpecs specs_;
-  std::optional<KernelSpecs> host_;  // none: the device is the host
-};
-
-// One entry on its way: what is known before addresses are.
+// One entry, before anything has an address.
 struct Draft {
   std::string name;
   EntryRole role{};
@@ -46,8 +31,15 @@ struct Draft {
   std::vector<size_t> persistent_of_class;  // by class; meaningful where the class is persistent
 };
 
-// Gives the graph its planned order.
-Draft make_draft(const PlanEntry& entry, NodeKernels& kernels);
+// All entries of a job.
+struct JobDraft {
+  std::vector<Draft> drafts{};  // by entry
+  PersistentValues persistents{};
+};
+
+// Gives the graphs their planned order. Throws Error(unsupported) for a node without a kernel, Error(internal) for entries that contradict
+// each other.
+JobDraft draft_job(const std::vector<PlanEntry>& entries, const KernelTable& kernels, int threads);
 
 // Values by class, in the order in which they come to be.
 std::vector<std::vector<ValueId>> values_by_class(const Graph& graph, const MemoryModel& model);
@@ -75,9 +67,9 @@ struct JobMachine {
 // What a draft asks of the memory where some of it may move.
 struct RunDraft {
   planning::Run run;            // pieces that last have the numbers of PersistentValues
-  std::vector<PieceOf> values;  // by Piece::value
+  std::vector<PieceOf> values;  // by Piece::value_number
   std::vector<bool> backing;    // by position in Draft::order: it computes in the backing memory
-  // Of the run's blocks, and of those of the backing memory: a buffer, or the workspace of a step.
+  // What a block is, here or in the backing memory: a buffer, or the workspace of a step.
   struct BlockOf {
     int32_t buffer = -1, step = -1;
   };

@@ -14,19 +14,16 @@ namespace {
 
 using planning::Stay;
 
+// Makes an Entry: the instructions (emit_code.h), a storage for each stay and block, the places of operands and copies, waits (waits.h),
+// and from these the storages' lifetimes and the peaks.
 class EntryMaker {
  public:
-  EntryMaker(const Draft& draft, const std::vector<Persistent>& persistents, const PlannedRun& planned, Program& program)
-      : draft_(draft),
-        graph_(*draft.graph),
-        persistents_(persistents),
-        planned_(planned),
-        program_(program),
-        levels_(planned.levels.size()) {}
+  EntryMaker(const Draft& draft, const std::vector<Persistent>& persistents, const EntryPlan& plan, Program& program)
+      : draft_(draft), graph_(*draft.graph), persistents_(persistents), plan_(plan), program_(program), levels_(plan.levels.size()) {}
 
   Entry make() {
     entry_ = {.name = draft_.name, .role = draft_.role, .value_places = std::vector<Place>(graph_.value_count()), .keep = draft_.keep};
-    code_ = lay_code(draft_, planned_, program_.queues);
+    code_ = lay_code(draft_, plan_, program_.queues);
     entry_.code = std::move(code_.code);
     for (size_t l = 0; l < levels_.size(); ++l) add_storages(l);
     place_values();
@@ -79,13 +76,13 @@ class EntryMaker {
     return static_cast<int32_t>(entry_.storages.size()) - 1;
   }
 
-  // Of a level, in the order of the plan: in the backing memory, what is fed from there, and its own.
+  // The blocks of a level, in the order of the plan; in the backing memory first those that are fed from there.
   std::vector<RunDraft::BlockOf> blocks_of(size_t level) const {
-    const RunDraft& draft = *planned_.run_draft;
+    const RunDraft& draft = *plan_.run_draft;
     if (level == 0) return draft.blocks;
     std::vector<RunDraft::BlockOf> blocks;
     for (size_t b = 0; b < draft.blocks.size(); ++b) {
-      if (planned_.levels[0].run->blocks[b].fed) blocks.push_back(draft.blocks[b]);
+      if (plan_.levels[0].run->blocks[b].fed) blocks.push_back(draft.blocks[b]);
     }
     blocks.insert(blocks.end(), draft.backing_blocks.begin(), draft.backing_blocks.end());
     return blocks;
@@ -112,12 +109,12 @@ class EntryMaker {
            .values = {}});
       lives_.emplace_back().use(at);
     }
-    const std::vector<Stay>& stays = stays_of(planned_, number);
+    const std::vector<Stay>& stays = stays_of(plan_, number);
     const size_t first_stay = entry_.storages.size();
     for (size_t i = 0; i < stays.size(); ++i) {
-      const planning::Piece& piece = planned_.levels[number].run->pieces[stays[i].piece];
-      const PieceOf& of = planned_.run_draft->values[static_cast<size_t>(piece.value)];
-      level.stays[piece.value].push_back(i);
+      const planning::Piece& piece = plan_.levels[number].run->pieces[stays[i].piece];
+      const PieceOf& of = plan_.run_draft->values[static_cast<size_t>(piece.value_number)];
+      level.stays[piece.value_number].push_back(i);
       level.storage_of_stay.push_back(add_storage(of, number, whole_sectors(graph_.value(root_of(of)).bytes())));
       Life& life = lives_.back();
       life.is_whole = true;
@@ -147,7 +144,7 @@ class EntryMaker {
   // Addresses above the persistent values. The storages are the plan's blocks and, after those, its stays.
   void place_storages(size_t number, size_t begin, size_t first_stay) {
     const int64_t persistent_bytes = program_.spaces[kSpaceOfLevel[number]].persistent_bytes;
-    const planning::RunPlan& plan = *planned_.levels[number].plan;
+    const planning::RunPlan& plan = *plan_.levels[number].plan;
     for (size_t i = begin; i < entry_.storages.size(); ++i)
       entry_.storages[i].place.offset =
           persistent_bytes + (i < first_stay ? plan.block_offsets[i - begin] : plan.stays[i - first_stay].offset);
@@ -155,12 +152,12 @@ class EntryMaker {
 
   // --- places -----------------------------------------------------------------------------------------------------------------------
 
-  // Of the stays of a value the last that has begun by a step, in a level; -1: none.
+  // The last stay of a value that has begun by a step, in a level; -1: none.
   int32_t stay_at(size_t level, int32_t value, int32_t step) const {
     const auto found = levels_[level].stays.find(value);
     if (found == levels_[level].stays.end()) return -1;
     size_t last = found->second.front();
-    for (size_t i : found->second) last = stays_of(planned_, level)[i].first <= step ? i : last;
+    for (size_t i : found->second) last = stays_of(plan_, level)[i].first <= step ? i : last;
     return static_cast<int32_t>(last);
   }
 
@@ -191,8 +188,8 @@ class EntryMaker {
     for (size_t i = 0; i < draft_.buffers.size(); ++i) {
       for (uint32_t c : draft_.buffers[i].classes) buffer_of_[c] = i;
     }
-    for (size_t v = 0; v < planned_.run_draft->values.size(); ++v) {
-      const PieceOf& of = planned_.run_draft->values[v];
+    for (size_t v = 0; v < plan_.run_draft->values.size(); ++v) {
+      const PieceOf& of = plan_.run_draft->values[v];
       for (uint32_t c : classes_of(of)) value_of_class_[c] = static_cast<int32_t>(v);
     }
     const size_t far = levels_.size() - 1;
@@ -207,7 +204,7 @@ class EntryMaker {
       const int32_t at = code_.step_at[static_cast<size_t>(t)];
       Instruction& instruction = entry_.code[static_cast<size_t>(at)];
       const Node& node = graph_.node(instruction.node);
-      const size_t level = level_of_step(planned_, t);
+      const size_t level = level_of_step(plan_, t);
       const auto place = [&](ValueId value) {
         const Place found = place_of(value, t, level);
         if (value != kNone && !(far > 0 && is_input(value))) entry_.value_places[value] = found;
@@ -229,19 +226,19 @@ class EntryMaker {
     int64_t end = 0;
     for (const Persistent& value : persistents_) end = std::max(end, is_in_file(value) ? value.home.offset + file_bytes(value) : 0);
     for (size_t l = 0; l < levels_.size(); ++l) {
-      const std::vector<Stay>& stays = stays_of(planned_, l);
+      const std::vector<Stay>& stays = stays_of(plan_, l);
       for (size_t i = 0; i < stays.size(); ++i) {
         const int32_t read = code_.read_at[l][i], write = code_.write_at[l][i];
         if (read < 0 && write < 0) continue;  // it never leaves
-        const int32_t value = planned_.levels[l].run->pieces[stays[i].piece].value;
-        const PieceOf& of = planned_.run_draft->values[static_cast<size_t>(value)];
+        const int32_t value = plan_.levels[l].run->pieces[stays[i].piece].value_number;
+        const PieceOf& of = plan_.run_draft->values[static_cast<size_t>(value)];
         const int64_t bytes = graph_.value(root_of(of)).bytes();
         const Persistent* const persistent = of.is_buffer ? nullptr : &persistents_[draft_.persistent_of_class[of.index]];
         const int32_t here = levels_[l].storage_of_stay[i];
         // Its place in the store, at a step.
         const auto there = [&](int32_t step) -> std::pair<Place, int32_t> {
-          if (persistent && persistent->home.space == store_of(planned_, l)) return {persistent->home, -1};
-          if (store_of(planned_, l) != kFile) {
+          if (persistent && persistent->home.space == store_of(plan_, l)) return {persistent->home, -1};
+          if (store_of(plan_, l) != kFile) {
             const int32_t stay = stay_at(l + 1, value, step);
             const int32_t held = levels_[l + 1].storage_of_stay.at(static_cast<size_t>(stay));
             return {storage(held).place, held};
@@ -282,7 +279,7 @@ class EntryMaker {
         besides[static_cast<size_t>(lives_[s].first)].writes.push_back(entry_.storages[s].place);
     }
     for (size_t l = 0; l < levels_.size(); ++l) {
-      const std::vector<Stay>& stays = stays_of(planned_, l);
+      const std::vector<Stay>& stays = stays_of(plan_, l);
       for (size_t i = 0; i < stays.size(); ++i) {  // by then a plan counts on its place
         if (stays[i].writes && static_cast<size_t>(stays[i].released) < code_.step_at.size())
           besides[static_cast<size_t>(code_.step_at[static_cast<size_t>(stays[i].released)])].earlier.push_back(code_.write_at[l][i]);
@@ -317,7 +314,7 @@ class EntryMaker {
   const Draft& draft_;
   const Graph& graph_;
   const std::vector<Persistent>& persistents_;
-  const PlannedRun& planned_;
+  const EntryPlan& plan_;
   Program& program_;
   std::vector<LevelStorages> levels_;
   Entry entry_;
@@ -330,8 +327,8 @@ class EntryMaker {
 
 }  // namespace
 
-Entry make_entry(const Draft& draft, const std::vector<Persistent>& persistents, const PlannedRun& planned, Program& program) {
-  return EntryMaker(draft, persistents, planned, program).make();
+Entry make_entry(const Draft& draft, const std::vector<Persistent>& persistents, const EntryPlan& plan, Program& program) {
+  return EntryMaker(draft, persistents, plan, program).make();
 }
 
 }  // namespace ort_train

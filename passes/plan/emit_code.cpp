@@ -8,7 +8,7 @@ namespace ort_train {
 
 // At each step, first in the farthest memory: writes begin, then reads. If anything moves, no step runs in the
 // background: what an update changes is written to the store right after it, and that write would wait for the update.
-EntryCode lay_code(const Draft& draft, const PlannedRun& planned, const std::vector<Queue>& queues) {
+EntryCode lay_code(const Draft& draft, const EntryPlan& plan, const std::vector<Queue>& queues) {
   EntryCode made;
   const auto add = [&](SpaceId from, SpaceId to, NodeId node = kNone, bool background = false) {
     const auto find = [&](bool wanted) {
@@ -18,19 +18,19 @@ EntryCode lay_code(const Draft& draft, const PlannedRun& planned, const std::vec
     auto queue = find(background);
     if (queue == queues.end()) queue = find(false);
     if (queue == queues.end())
-      throw error(ErrorCode::device, "internal error: no queue between spaces {} and {}; please report this", from, to);
+      throw error(ErrorCode::internal, "internal error: no queue between spaces {} and {}; please report this", from, to);
     const Action action = node == kNone ? Action::copy : Action::compute;
     made.code.push_back({.action = action, .queue = static_cast<QueueId>(queue - queues.begin()), .node = node});
     return static_cast<int32_t>(made.code.size()) - 1;
   };
-  const size_t levels = planned.levels.size(), steps = draft.order.size();
+  const size_t levels = plan.levels.size(), steps = draft.order.size();
   std::vector<std::vector<std::vector<size_t>>> ends(levels), issues(levels);  // stays, by level and step
   size_t last = steps;
   bool moves = false;
   for (size_t l = 0; l < levels; ++l) {
-    const std::vector<planning::Stay>& stays = stays_of(planned, l);
-    last = std::max(last, planned.levels[l].run->steps());
-    for (auto* by_step : {&ends[l], &issues[l]}) by_step->resize(planned.levels[l].run->steps() + 2);
+    const std::vector<planning::Stay>& stays = stays_of(plan, l);
+    last = std::max(last, plan.levels[l].run->steps());
+    for (auto* by_step : {&ends[l], &issues[l]}) by_step->resize(plan.levels[l].run->steps() + 2);
     made.read_at.emplace_back(stays.size(), -1);
     made.write_at.emplace_back(stays.size(), -1);
     for (size_t i = 0; i < stays.size(); ++i) {
@@ -43,17 +43,17 @@ EntryCode lay_code(const Draft& draft, const PlannedRun& planned, const std::vec
   for (size_t t = 0; t <= last; ++t) {
     for (size_t l = levels; l-- > 0;) {
       if (t >= ends[l].size()) continue;
-      for (const size_t i : ends[l][t]) made.write_at[l][i] = add(kSpaceOfLevel[l], store_of(planned, l));
-      for (const size_t i : issues[l][t]) made.read_at[l][i] = add(store_of(planned, l), kSpaceOfLevel[l]);
+      for (const size_t i : ends[l][t]) made.write_at[l][i] = add(kSpaceOfLevel[l], store_of(plan, l));
+      for (const size_t i : issues[l][t]) made.read_at[l][i] = add(store_of(plan, l), kSpaceOfLevel[l]);
     }
     if (t == 0 && levels > 1) {
-      for (const RunDraft::BlockOf& block : planned.run_draft->blocks) {
+      for (const RunDraft::BlockOf& block : plan.run_draft->blocks) {
         if (block.buffer >= 0 && draft.buffers[static_cast<size_t>(block.buffer)].fed)
           made.fed_at[static_cast<size_t>(block.buffer)] = add(kHost, kMemory);
       }
     }
     if (t >= steps) continue;
-    const SpaceId where = kSpaceOfLevel[level_of_step(planned, static_cast<int32_t>(t))];
+    const SpaceId where = kSpaceOfLevel[level_of_step(plan, static_cast<int32_t>(t))];
     made.step_at.push_back(add(where, where, draft.model.steps[draft.order[t]].node, !moves && draft.background[draft.order[t]]));
   }
   return made;

@@ -20,21 +20,21 @@ Holder::Holder(const Problem& problem) : problem_(problem), runs_(problem.runs),
       if (runs_[e].pieces[p].lasting >= 0) owners_[static_cast<size_t>(runs_[e].pieces[p].lasting)].push_back({e, p});
     }
   }
-  find_candidates();
+  find_choices();
 }
 
 HoldOrder Holder::by_shares(const Bound& bound) const {
   constexpr double kTenths = 10;
   std::vector<std::pair<double, size_t>> shares;
-  for (size_t i = 0; i < candidates_.size(); ++i) {
-    const auto& [run, number, use, gain] = candidates_[i];
+  for (size_t i = 0; i < choices_.size(); ++i) {
+    const auto& [run, number, use, gain] = choices_[i];
     const Piece& piece = runs_[run].pieces[number];
     const double share = use < 0 ? bound.resident(static_cast<size_t>(piece.lasting)) : bound.held(run, number, static_cast<size_t>(use));
     shares.emplace_back(std::round(kTenths * share), i);
   }
   std::stable_sort(shares.begin(), shares.end(), [](const auto& a, const auto& b) { return a.first > b.first; });
   HoldOrder order;
-  for (const auto& [share, i] : shares) order.push_back(candidates_[i]);
+  for (const auto& [share, i] : shares) order.push_back(choices_[i]);
   return order;
 }
 
@@ -46,18 +46,18 @@ void Holder::fill(const HoldOrder& order, int64_t limit) {
     auto& held = held_.emplace_back();
     for (const Piece& piece : run.pieces) held.emplace_back(piece.uses.size(), false);
   }
-  for (const HoldCandidate& candidate : order) {
-    if (candidate.use < 0)
-      make_resident(static_cast<size_t>(runs_[candidate.run].pieces[candidate.piece].lasting), limit);
+  for (const HoldChoice& choice : order) {
+    if (choice.use < 0)
+      make_resident(static_cast<size_t>(runs_[choice.run].pieces[choice.piece].lasting), limit);
     else
-      hold(candidate, limit);
+      hold(choice, limit);
   }
 }
 
-void Holder::find_candidates() {
+void Holder::find_choices() {
   const StreamRates& rates = problem_.store;
   const auto add = [&](const Owner& of, int32_t use, double saved, double steps) {
-    candidates_.push_back({of.run, of.piece, use, saved / std::max(steps, 1e-6)});
+    choices_.push_back({of.run, of.piece, use, saved / std::max(steps, 1e-6)});
   };
   for (size_t e = 0; e < runs_.size(); ++e) {
     for (uint32_t p = 0; p < runs_[e].pieces.size(); ++p) {
@@ -83,7 +83,7 @@ void Holder::find_candidates() {
     }
     add(owners_[i][0], -1, saved, steps);
   }
-  std::stable_sort(candidates_.begin(), candidates_.end(), [](const HoldCandidate& a, const HoldCandidate& b) { return a.gain > b.gain; });
+  std::stable_sort(choices_.begin(), choices_.end(), [](const HoldChoice& a, const HoldChoice& b) { return a.gain > b.gain; });
 }
 
 bool Holder::has_room(size_t run, const Span& span, int64_t bytes, int64_t limit) const {
@@ -95,13 +95,13 @@ void Holder::take(size_t run, const Span& span, int64_t bytes) {
   for (int32_t t = span.begin; t < span.end; ++t) load_[run][static_cast<size_t>(t)] += bytes;
 }
 
-void Holder::hold(const HoldCandidate& candidate, int64_t limit) {
-  const Piece& piece = runs_[candidate.run].pieces[candidate.piece];
-  const auto use = static_cast<size_t>(candidate.use);
+void Holder::hold(const HoldChoice& choice, int64_t limit) {
+  const Piece& piece = runs_[choice.run].pieces[choice.piece];
+  const auto use = static_cast<size_t>(choice.use);
   const Span span{piece.uses[use].last() + 1, piece.uses[use + 1].step};
-  if (is_resident(piece) || !has_room(candidate.run, span, piece.bytes, limit)) return;
-  take(candidate.run, span, piece.bytes);
-  held_[candidate.run][candidate.piece][use] = true;
+  if (is_resident(piece) || !has_room(choice.run, span, piece.bytes, limit)) return;
+  take(choice.run, span, piece.bytes);
+  held_[choice.run][choice.piece][use] = true;
 }
 
 // The steps of a run at which a lasting value is neither used nor held.

@@ -35,8 +35,9 @@ struct Piece {
   int64_t bytes = 0;
   int32_t lasting = -1;     // its number in Problem::lasting; -1: made by its first use, forgotten after its last
   std::vector<Use> uses{};  // ascending, each step once; at least one
-  // Of a run in which steps compute in the backing memory. A value that these use is a piece before such a step and another one after it.
-  int32_t value = -1;                // the same for pieces of one value; -1: it has no other
+  // The rest is set where steps compute in the backing memory. A value that these use is a piece before such a step and another one after
+  // it.
+  int32_t value_number = -1;         // which value of the run it is of; -1: the value has no other piece
   bool starts_in_store = false;      // besides what lasts: made in the backing memory before its first use
   bool used_in_store_later = false;  // likewise: used there after its last use
   int32_t first_readable_step = 0;   // the step before which it can't be read: until then the store has no content, or an old one
@@ -53,7 +54,7 @@ struct Block {
 
 // What a step that computes in the backing memory uses there.
 struct BackingUse {
-  int32_t value = 0;  // Piece::value
+  int32_t value_number = 0;  // as Piece::value_number
   int64_t bytes = 0;
   int32_t lasting = -1;
   Use use{};
@@ -65,8 +66,7 @@ struct Run {
   std::vector<double> seconds{};  // that each step computes
   std::vector<Block> blocks{};
   std::vector<Piece> pieces{};
-  // Of steps that compute in the backing memory: their seconds there (by step; empty: none do), what they use, and memory that only they
-  // use.
+  // Steps that compute in the backing memory: their seconds there (by step; empty: none do), what they use, and memory that only they use.
   std::vector<double> backing_seconds{};
   std::vector<BackingUse> backing_uses{};
   std::vector<Block> backing_blocks{};

@@ -8,7 +8,7 @@ namespace {
 
 // Every element of these lists is the best one for some of tests/problems.
 constexpr double kFree[] = {0, 0.03, 0.06, 0.1, 0.15, 0.22, 0.32, 0.45, 0.6, 0.8, 1};
-constexpr double kOutlookFree[] = {0.06, 0.22}, kOutlookPrefetch[] = {0.25, 0.5}, kOutlookShare = 0.97;  // fewer, for outlook()
+constexpr double kEstimateFree[] = {0.06, 0.22}, kEstimatePrefetch[] = {0.25, 0.5}, kEstimateShare = 0.97;  // fewer, for estimate()
 constexpr double kFreeOfOrder[] = {0.06, 0, 0.22};  // for which the linear program is solved
 constexpr double kPrefetch[] = {0.25, 0.12, 0.5, 1};
 constexpr double kShare[] = {1, 0.97};  // of the memory that cores are planned for: planned for fewer bytes they may pack better
@@ -25,8 +25,8 @@ void set_seconds(const Problem& problem, Plan& plan) {
 
 }  // namespace
 
-Search::Search(const Problem& problem, double enough, int64_t most)
-    : problem_(problem), floor_(floor_bytes(problem)), bound_(problem, enough, most), holder_(problem) {}
+Search::Search(const Problem& problem, double enough_seconds, int64_t max_bytes)
+    : problem_(problem), floor_(floor_bytes(problem)), bound_(problem, enough_seconds, max_bytes), holder_(problem) {}
 
 // Solves the linear program with the first `count` amounts of free memory. Where it has no solution, pieces are held by gain.
 void Search::find_orders(size_t count) {
@@ -38,7 +38,7 @@ void Search::find_orders(size_t count) {
 
 void Search::hold(const Setting& setting) { holder_.fill(orders_[setting.order], problem_.memory - free_bytes(setting.free)); }
 
-// With what is held, without addresses, in such a share of the memory.
+// A plan of a run, with what is held now, in `share` of the memory.
 RunPlan Search::plan_without_addresses(size_t run, double prefetch, double share) const {
   const auto bytes = static_cast<int64_t>(share * static_cast<double>(problem_.memory)) - bytes_below(problem_, holder_.resident());
   return assign_without_addresses(problem_.runs[run], holder_.stays(run), bytes, problem_.store,
@@ -78,7 +78,7 @@ std::vector<Search::Setting> Search::ranked() {
   return all;
 }
 
-// With what is held.
+// A plan of a run with addresses, with what is held now.
 std::optional<RunPlan> Search::place(size_t run, double prefetch) const {
   const int64_t bytes = problem_.memory - bytes_below(problem_, holder_.resident());
   std::optional<RunPlan> best;
@@ -124,14 +124,14 @@ std::optional<Plan> Search::best() {
   return best;
 }
 
-Plan Search::outlook() {
+Plan Search::estimate() {
   Plan best{.resident = {}, .seconds = std::numeric_limits<double>::infinity()};
   find_orders(1);
-  for (const double free : kOutlookFree) {
+  for (const double free : kEstimateFree) {
     hold({.free = free});
-    for (const double prefetch : kOutlookPrefetch) {
+    for (const double prefetch : kEstimatePrefetch) {
       Plan plan{.resident = holder_.resident()};
-      for (size_t r = 0; r < problem_.runs.size(); ++r) plan.runs.push_back(plan_without_addresses(r, prefetch, kOutlookShare));
+      for (size_t r = 0; r < problem_.runs.size(); ++r) plan.runs.push_back(plan_without_addresses(r, prefetch, kEstimateShare));
       set_seconds(problem_, plan);
       if (plan.seconds < best.seconds) best = std::move(plan);
     }

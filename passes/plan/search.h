@@ -1,8 +1,8 @@
-// search: plans for a problem, the fastest that it finds.
+// Search: from a problem in one memory to its plan: the fastest that it finds (best()), or quickly one without addresses (estimate()).
 //
-// Pieces are held by an order of preference, that of the linear program (bound.h), until so many bytes are left for transfers ahead of
-// their steps and after them. How many, and how far ahead reads begin (the prefetch distance), are settings: each is tried without
-// addresses, and the best get addresses (assign.h), again with every prefetch distance.
+// Pieces are held by an order of preference, that of the linear program (bound.h), until the memory left is what is set aside for transfers
+// ahead of their steps and after them. How much that is, and how far ahead reads begin (the prefetch distance), are settings: each is tried
+// without addresses, and the best get addresses (assign.h), again with every prefetch distance.
 
 #pragma once
 
@@ -23,14 +23,14 @@ struct Plan {
 
 class Search {
  public:
-  // The memory is at least the floor. `enough`, `most`: as in Bound. The problem must outlive it.
-  explicit Search(const Problem& problem, double enough = std::numeric_limits<double>::infinity(),
-                  int64_t most = std::numeric_limits<int64_t>::max());
+  // The memory is at least the floor. `enough_seconds`, `max_bytes`: as in Bound. The problem must outlive it.
+  explicit Search(const Problem& problem, double enough_seconds = std::numeric_limits<double>::infinity(),
+                  int64_t max_bytes = std::numeric_limits<int64_t>::max());
 
   // Seconds: no plan takes less, for an optimizer step.
   double bound() const { return bound_.seconds(); }
-  // What best() can be expected to find, without addresses.
-  Plan outlook();
+  // About what best() will find, made quickly: a plan without addresses, with few settings.
+  Plan estimate();
   // None where it finds no addresses.
   std::optional<Plan> best();
 
@@ -56,7 +56,7 @@ class Search {
   Bound bound_;
   Holder holder_;
   std::vector<HoldOrder> orders_;  // of preference
-  size_t solved_ = 0;              // of the linear program: with so many amounts of free memory
+  size_t solved_ = 0;              // amounts of free memory for which the linear program was solved
 };
 
 // A plan that holds nothing between uses and is given about the least bytes: as many whatever the problem's memory and rates.

@@ -1,4 +1,4 @@
-// timing: what a run is expected to take, with its transfers where plans have them (stream_clock.h).
+// timing: the forecast of a run: what it takes with its transfers where its plan has them, by a clock (stream_clock.h).
 
 #pragma once
 

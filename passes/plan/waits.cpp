@@ -13,7 +13,7 @@ class Waits {
     Place place;
     bool writes = false;
   };
-  // Of programs with these queues; they must outlive it.
+  // For programs with these queues, which must outlive it.
   explicit Waits(const std::vector<Queue>& queues) : queues_(queues), known_(queues.size()) {}
 
   // The next instruction, what it touches, and earlier ones that it waits for besides. Sets what it waits for.
@@ -64,7 +64,7 @@ class Waits {
     segments.emplace(at, std::move(rest));
   }
 
-  // Of an ordered queue the last reader is enough.
+  // An ordered queue has completed all readers when it has completed the last one.
   void add_reader(std::vector<int32_t>& readers, int32_t reader) const {
     const QueueId queue = queue_of_[static_cast<size_t>(reader)];
     for (int32_t& other : readers) {

@@ -219,6 +219,15 @@ bool saved_scales_inputs(const AdapterSettings& settings, const SafetensorsEntry
 
 void check_adapter_output(const std::string& output_dir) { OutputFiles(output_dir, {kConfig, kMatrices}); }
 
+int64_t adapter_bytes(const std::vector<Adapter>& adapters, const std::vector<Weight>& weights) {
+  int64_t bytes = 0;
+  for (const Adapter& adapter : adapters) {
+    for (const std::string& name : adapter.trained())
+      bytes += TensorType{DType::float32, weight_named(weights, name).places[0].shape}.bytes();
+  }
+  return bytes;
+}
+
 std::string export_adapter(const std::vector<Adapter>& adapters, const AdapterSettings& settings, const std::string& task,
                            const std::vector<Weight>& weights, const WeightBytes& bytes_of, const std::string& output_dir) {
   std::vector<SafetensorsWriter::Tensor> header;

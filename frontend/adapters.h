@@ -74,5 +74,7 @@ void check_adapter_output(const std::string& output_dir);
 // are there that no run of ours wrote.
 std::string export_adapter(const std::vector<Adapter>& adapters, const AdapterSettings& settings, const std::string& task,
                            const std::vector<Weight>& weights, const WeightBytes& bytes_of, const std::string& output_dir);
+// How much the matrices take there.
+int64_t adapter_bytes(const std::vector<Adapter>& adapters, const std::vector<Weight>& weights);
 
 }  // namespace ort_train

@@ -46,6 +46,4 @@ int64_t raised_reserve(int64_t reserve, int64_t resident) {
   return expected <= reserve ? reserve : whole(expected, 4 * kMB);
 }
 
-int64_t budget_above(int64_t peak) { return whole(peak + 2 * kMB, 4 * kMB); }
-
 }  // namespace ort_train

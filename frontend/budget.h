@@ -33,7 +33,5 @@ int64_t planning_bytes(const ProcessFootprint& footprint);
 // size that the kernel chooses, so that two runs differ by 1 MB, and a job at the smallest budget that another run has named must still
 // fit.
 int64_t raised_reserve(int64_t reserve, int64_t resident);
-// The budget for a process that has taken so much before its arena is there.
-int64_t budget_above(int64_t peak);
 
 }  // namespace ort_train

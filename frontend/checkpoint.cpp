@@ -301,7 +301,7 @@ std::string save_checkpoint(const std::string& output_dir, const RunState& state
         body["files"][name] = write_tensors((fs::path(temporary) / name).string(), *tensors);
     }
     write_manifest(temporary, std::move(body));
-    if (slots != nullptr) slots->name_for((fs::path(temporary) / kStateLink).string());  // behind the manifest, which says whose it is
+    if (slots != nullptr) slots->name_for((fs::path(temporary) / kStateLink).string());  // after the manifest, which says whose it is
     sync_folder(temporary);
     if (exists(path)) rename_synced(path, replaced);  // of an earlier run, or broken
     rename_synced(temporary, path);

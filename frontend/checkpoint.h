@@ -32,6 +32,7 @@
 
 #include "exec/algorithms.h"
 #include "frontend/loss_scaling.h"
+#include "frontend/note.h"
 #include "frontend/schedule.h"
 #include "graph/types.h"
 #include "offload/state_file.h"
@@ -85,8 +86,6 @@ struct Loaded {
   std::string path;
   std::map<std::string, std::string> settings;  // as they were when it was saved
 };
-
-using Note = std::function<void(const std::string&)>;
 
 // Writes a checkpoint and removes the oldest, so that `kept` of this run remain; those of earlier runs go when this one has as many, or
 // ends. Returns the new folder's path. Throws Error(io); what was saved before stays as it is. `slots`: the state file that holds all

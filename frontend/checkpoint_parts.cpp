@@ -67,12 +67,12 @@ void StoredTensors::load_pieces(const StateTensor& tensor, std::span<std::byte> 
   const auto bytes = static_cast<int64_t>(to.size());
   for (int64_t at = 0, count; at < bytes; at += count) {
     const int64_t wanted = tensor.offset + at;
-    const auto behind = pieces.upper_bound(wanted);
-    const auto found = behind == pieces.begin() ? tensors_.end() : tensors_.find(std::prev(behind)->second);
-    const int64_t from = behind == pieces.begin() ? 0 : wanted - std::prev(behind)->first;
+    const auto next = pieces.upper_bound(wanted);
+    const auto found = next == pieces.begin() ? tensors_.end() : tensors_.find(std::prev(next)->second);
+    const int64_t from = next == pieces.begin() ? 0 : wanted - std::prev(next)->first;
     // Each part ends where the next one begins.
     if (found == tensors_.end() || from >= found->second.bytes ||
-        (behind != pieces.end() && behind->first - std::prev(behind)->first != found->second.bytes))
+        (next != pieces.end() && next->first - std::prev(next)->first != found->second.bytes))
       throw error(ErrorCode::corrupt, "there is no tensor '{}', nor parts that make it up", tensor.name);
     const auto& [name, piece] = *found;
     if (element_text(piece.type) != element_text(type_text(tensor.type)))

@@ -358,7 +358,7 @@ void add_options(CLI::App& app, CommandLine& line, Raw& raw) {
   add(files, "--log-file", o.log_file, "write one line of JSON for each step to this file");
   add(files, "--op-times", o.op_times, "write how long each op took a step, and at what rates, as JSON to this file");
   add(files, "--logging-steps", line.logging_steps, "steps between printed lines if the output is not a terminal");
-  add(files, "--save-gradients", o.save_gradients, "write every gradient of the first step to this .safetensors file");
+  add(files, "--save-gradients", o.save_gradients, "write every gradient of the first step that isn't skipped to this .safetensors file");
   add(files, "--save-optimizer-state", o.save_optimizer_state, "write the optimizer's state at the end to this .safetensors file");
   add(files, "--sample-length", line.sample_length, "characters that the model writes after training on a .txt file");
 

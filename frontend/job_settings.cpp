@@ -18,12 +18,12 @@ std::map<std::string, std::string> Job::settings() const {
   for (const auto& [pattern, mode] : options.batch_norm_nodes) batch_norm += fmt::format(" {}={}", pattern, mode);
   std::string kwargs;
   for (const auto& [name, value] : options.lr_scheduler_kwargs) kwargs += fmt::format("{}{}={}", kwargs.empty() ? "" : ",", name, value);
-  std::map<std::string, std::string> result{{"loss", options.loss.empty() ? losses.terms[0].kind : options.loss},
+  std::map<std::string, std::string> result{{"loss", options.loss.empty() ? graphs.losses.terms[0].kind : options.loss},
                                             {"output", options.output},
                                             {"labels", options.labels},
                                             {"task", options.task},
-                                            {"batch_size", text(binding.batch)},
-                                            {"seq_length", text(binding.sequence)},
+                                            {"batch_size", text(data.binding.batch)},
+                                            {"seq_length", text(data.binding.sequence)},
                                             {"learning_rate", text(schedule.learning_rate)},
                                             {"lr_scheduler_type", std::string(schedule.def->name)},
                                             {"lr_scheduler_kwargs", kwargs},
@@ -33,17 +33,17 @@ std::map<std::string, std::string> Job::settings() const {
                                             {"layer_decay", text(options.layer_decay)},
                                             {"max_grad_norm", text(options.max_grad_norm)},
                                             {"clip_per_layer", text(options.clip_per_layer)},
-                                            {"loss_scale", scaling.is_on() ? options.loss_scale : "none"},
+                                            {"loss_scale", model.scaling.is_on() ? options.loss_scale : "none"},
                                             {"optim", optimizer.state_label()},
-                                            {"total_steps", text(total_steps)},
+                                            {"total_steps", text(data.total_steps)},
                                             {"gradient_accumulation_steps", text(options.gradient_accumulation_steps)},
                                             {"seed", text(options.seed)},
                                             {"shuffle", text(options.shuffle)},
                                             {"batch_norm", batch_norm},
-                                            {"train_samples", text(train_range.count)},
-                                            {"data", onnx::printable(std::filesystem::path(data.train->path()).filename().string())},
+                                            {"train_samples", text(data.train_samples.count)},
+                                            {"data", onnx::printable(std::filesystem::path(data.sets.train->path()).filename().string())},
                                             {"instruction_set", __builtin_cpu_supports("x86-64-v4") ? "x86-64-v4" : "x86-64-v3"}};
-  result[kDataHashSetting] = data.content_hash();
+  result[kDataHashSetting] = data.sets.content_hash();
   for (const OptimizerOption& option : optimizer.options()) result[std::string(option.name)] = text(optimizer.value(option.name));
   if (!options.teacher.empty()) result["teacher"] = std::filesystem::path(options.teacher).filename().string();
   if (!options.loss_model.empty()) result["loss_model"] = std::filesystem::path(options.loss_model).filename().string();
@@ -53,7 +53,7 @@ std::map<std::string, std::string> Job::settings() const {
     result["eval_steps"] = text(options.eval_steps);
     result["eval_batches"] = text(options.eval_batches);
   }
-  if (scaling.is_on()) {
+  if (model.scaling.is_on()) {
     result["loss_scale_growth"] = text(options.loss_scale_growth);
     result["loss_scale_backoff"] = text(options.loss_scale_backoff);
     result["loss_scale_window"] = text(options.loss_scale_window);
@@ -61,18 +61,18 @@ std::map<std::string, std::string> Job::settings() const {
   if (options.temperature != 1) result["temperature"] = text(options.temperature);
   if (options.label_smoothing != 0) result["label_smoothing"] = text(options.label_smoothing);
   if (options.z_loss != 0) result["z_loss"] = text(options.z_loss);
-  result["precision"] = fmt::format("{}{}", to_string(types.low), types.low_weights ? " weights" : "");
-  if (!types.autocast.empty()) {
+  result["precision"] = fmt::format("{}{}", to_string(model.types.low), model.types.low_weights ? " weights" : "");
+  if (!model.types.autocast.empty()) {
     std::string rules;
-    for (const AutocastRule& rule : types.autocast) rules += fmt::format("{} {}\n", rule.name, static_cast<int>(rule.runs));
+    for (const AutocastRule& rule : model.types.autocast) rules += fmt::format("{} {}\n", rule.name, static_cast<int>(rule.runs));
     result["autocast_list"] = hex16(hash_bytes(std::as_bytes(std::span(rules))));
   }
-  if (!info.chosen.empty()) result["train_freeze"] = hex16(hash_bytes(std::as_bytes(std::span(info.chosen))));
+  if (!model.info.chosen.empty()) result["train_freeze"] = hex16(hash_bytes(std::as_bytes(std::span(model.info.chosen))));
   if (!options.control.empty()) result["control"] = fmt::format("{} {}", fmt::join(options.control, " "), options.control_input);
-  if (passes_.base) result["base_dtype"] = to_string(*passes_.base);
+  if (const auto base = model.passes().base) result["base_dtype"] = to_string(*base);
   if (!options.base_target.empty()) result["base_dtype"] += fmt::format(" with '{}'", fmt::join(options.base_target, "', '"));
   if (adapting.is_on()) {
-    result["adapters"] = adapters_setting(adapters, adapting);
+    result["adapters"] = adapters_setting(model.adapters, adapting);
   }
   if (adapting.is_on() && adapting.kind != AdapterKind::ia3) {
     result["lora_alpha"] = text(adapting.alpha);
@@ -84,7 +84,7 @@ std::map<std::string, std::string> Job::settings() const {
   for (const SelectionLimit& limit : options.selects)
     result["selects " + limit.node] = fmt::format("{}{}", limit.exact ? "" : "<=", limit.count);
   for (const auto& [name, value] : options.bind) result["bind " + name] = value;
-  for (const auto& [name, size] : binding.shapes) result["shape " + name] = text(size);
+  for (const auto& [name, size] : data.binding.shapes) result["shape " + name] = text(size);
   return result;
 }
 

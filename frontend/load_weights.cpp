@@ -16,7 +16,7 @@ namespace ort_train {
 
 std::map<std::string, std::string> WeightLoader::load(bool unchanged_alone) {
   std::map<std::string, std::string> sums;
-  for (const Weight& weight : job_.weights) {
+  for (const Weight& weight : job_.model.weights) {
     const std::vector<Slice> slices = runtime_.slices_of(weight.parameter);
     const bool unchanged = runtime_.is_unchanged(weight);
     if (!unchanged && unchanged_alone) continue;
@@ -111,10 +111,10 @@ std::vector<double> WeightLoader::squares_of(const Weight& weight, size_t axis) 
 }
 
 void WeightLoader::load_fresh(const Weight& weight, const std::vector<Slice>& slices) {
-  const auto ordinal = static_cast<uint32_t>(&weight - job_.weights.data());
+  const auto ordinal = static_cast<uint32_t>(&weight - job_.model.weights.data());
   if (const FreshNumbers& fresh = *weight.fresh; !fresh.squares_of.empty()) {
     if (squares_.of != fresh.squares_of)
-      squares_ = {.of = fresh.squares_of, .sums = squares_of(weight_named(job_.weights, fresh.squares_of), fresh.axis)};
+      squares_ = {.of = fresh.squares_of, .sums = squares_of(weight_named(job_.model.weights, fresh.squares_of), fresh.axis)};
     size_t at = 0;
     for (const Slice& slice : slices) {
       const auto bytes = runtime_.persistent(slice.name).subspan(static_cast<size_t>(slice.offset), static_cast<size_t>(slice.bytes));

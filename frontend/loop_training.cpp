@@ -1,4 +1,5 @@
-// A call of train(): steps until the last one, request_stop(), a callback that throws, or a log that can't be written.
+// Loop::Training, a call of train(): steps until the last one, request_stop(), a callback that throws, or a log that can't be written. Then
+// the run is saved, the new model and the reports of the end are written, and the summary is made.
 
 #include <fmt/format.h>
 
@@ -9,21 +10,19 @@
 #include <filesystem>
 #include <limits>
 
-#include "frontend/export.h"
-#include "frontend/file.h"
 #include "frontend/log.h"
 #include "frontend/loop.h"
 #include "frontend/memory.h"
 #include "frontend/save_tensors.h"
+#include "frontend/step_times.h"
 #include "graph/error.h"
-#include "offload/calibration.h"
 
 namespace ort_train {
 namespace {
 
 using Clock = std::chrono::steady_clock;
 
-constexpr size_t kAveraged = 100;
+constexpr size_t kAveraged = 100;  // losses
 constexpr double kNoLoss = std::numeric_limits<double>::quiet_NaN();
 
 double seconds_since(Clock::time_point start) { return std::chrono::duration<double>(Clock::now() - start).count(); }
@@ -55,35 +54,40 @@ class Loop::Training {
         log_(options_.log_file, state_.step),
         seconds_before_(state_.seconds),
         first_step_(state_.step),
-        saved_step_(loop.start_.is_resumed() ? state_.step : -1),
+        saved_step_(loop.folder_.start().is_resumed() ? state_.step : -1),
         saves_gradients_(!options_.save_gradients.empty()) {
     summary_.eval_loss = kNoLoss;
-    last_times_.reserve(kAveraged);
   }
 
   Summary run();
 
  private:
-  // What a step took.
-  struct Timed {
-    double seconds = 0;                       // the whole step
-    double computing_ms = 0, waiting_ms = 0;  // parts of it
-  };
-
   bool goes_on() const { return !loop_.stop_.load(std::memory_order_relaxed) && !thrown_ && log_.failure().empty(); }
+  // Calls a callback. What one throws is kept, and the run saved, before anybody is told of it.
   template <typename Report> void tell(const std::function<void(const Report&)>& callback, const Report& report);
   void tell(const std::string& text) { tell(loop_.callbacks_.on_note, text); }
+
+  // A step, in this order.
   void step();
   UpdateNumbers update_numbers() const;
   StepResult run_step(int64_t step, const StepBatches& batches, const UpdateNumbers& update);
   void keep_gradients(int64_t step, bool is_skipped);
   StepReport report_of(int64_t step, const StepResult& result, const UpdateNumbers& update, const StepBatches& batches) const;
+  void settle_loss_scale(const StepReport& report, const StepResult& result);  // throws Error(diverged)
+  void advance(const StepBatches& batches, double loss);
   double evaluate();
+  void save_where_due();
+
+  // The end.
   void finish();
   void write_reports();
   void tell_of_skipped_steps();
   void summarize();
   void tell_of_prediction() const;
+
+  std::string why_not_finite(const StepResult& result, int64_t step) const;  // empty: all is finite
+  bool scales_loss() const { return loop_.job_.model.scaling.is_on(); }
+  int64_t total_steps() const { return loop_.job_.data.total_steps; }
 
   Loop& loop_;
   RunState& state_;
@@ -96,10 +100,8 @@ class Loop::Training {
   int64_t saved_step_;
   bool saves_gradients_;
   std::string report_failure_;  // why a report of the end isn't there
-  std::exception_ptr thrown_;   // by a callback: the run is saved before anybody is told
-  Timed last_;
-  Timed sum_;
-  std::vector<double> last_times_;  // the ring of the last steps' milliseconds
+  std::exception_ptr thrown_;   // by a callback
+  StepTimes times_;
 };
 
 Summary Loop::train() {
@@ -109,54 +111,38 @@ Summary Loop::train() {
     bool goes_on = false;  // with another plan
     ~UnderWay() {
       loop.training_ = false;
-      loop.lock_.reset();
+      loop.folder_.close();
       if (!goes_on) loop.stop_.store(false, std::memory_order_relaxed);  // it has been seen to
     }
   };
   training_ = true;
   UnderWay under_way{*this};
-  make_folders(options_.output_dir);
-  lock_.emplace(options_.output_dir);
-  if (options_.adapter_only)
-    check_adapter_output(options_.output_dir);
-  else
-    check_output(job_.info, options_.output_dir);
-  check_output_dir(options_, start_, job_.total_steps);
-  remove_checkpoint_leftovers(options_.output_dir);
-  check_newest();
+  folder_.open();
+  if (preparation_ == Preparation::done) folder_.check_newest();  // an earlier call has read the weights
   try {
     prepare();
   } catch (const LibrariesOverBudget&) {
     under_way.goes_on = true;
     throw;
   }
-  if (start_.is_resumed() && !start_.is_branch)
-    remove_superseded(options_.output_dir, checkpoint_, static_cast<size_t>(kept_checkpoints(options_, /*in_slots=*/true)));
-  check_space();
+  folder_.make_room(runtime_, state_);
   Training training(*this);
   trained_ = true;
   return training.run();
 }
 
-// A call before this one may have read the checkpoint while another process went on from it.
-void Loop::check_newest() const {
-  if (preparation_ != Preparation::done || !start_.is_resumed() || start_.is_branch) return;
-  if (const std::vector<std::string> newer = checkpoints_newer_than(options_.output_dir, checkpoint_); !newer.empty())
-    throw error(ErrorCode::usage, "{}: another process has trained since {} was read, and left {}: make another trainer",
-                options_.output_dir, checkpoint_, newer.front());
-}
-
 Summary Loop::Training::run() {
   const Schedule& schedule = loop_.job_.schedule;
-  const int64_t total = loop_.job_.total_steps;
+  const int64_t total = total_steps();
   // An evaluation that the schedule would have seen, but the run was interrupted before or in it.
   if (schedule.follows_loss() && state_.step < total && state_.step > state_.schedule.step && state_.step % options_.eval_steps == 0)
     evaluate();
   try {
     while (state_.step < total && goes_on()) step();
   } catch (const Error& problem) {
-    if (problem.code() != ErrorCode::device) throw;
-    throw loop_.error_with_last_save(ErrorCode::device, state_.step + 1, problem.what());  // a device that was lost takes the run with it
+    // A device that was lost takes the run with it.
+    if (problem.code() != ErrorCode::device && problem.code() != ErrorCode::internal) throw;
+    throw loop_.error_with_last_save(problem.code(), state_.step + 1, problem.what());
   }
   summary_.seconds = seconds_since(begin_);
   finish();
@@ -166,7 +152,7 @@ Summary Loop::Training::run() {
   if (failure.empty()) return summary_;
   if (!summary_.stopped) throw error(ErrorCode::io, "{}; all steps are done, and the result is in {}", failure, summary_.model_path);
   throw error(ErrorCode::io, "{}; after step {} of {}, the run is saved in {}: go on with `resume` when that can be written", failure,
-              state_.step, total, loop_.checkpoint_);
+              state_.step, total, loop_.folder_.last_checkpoint());
 }
 
 template <typename Report> void Loop::Training::tell(const std::function<void(const Report&)>& callback, const Report& report) {
@@ -180,46 +166,29 @@ template <typename Report> void Loop::Training::tell(const std::function<void(co
 // --- a step -----------------------------------------------------------------------------------------------------------------------------
 
 void Loop::Training::step() {
-  const LossScaling& scaling = loop_.job_.scaling;
   const int64_t step = state_.step + 1;
   const UpdateNumbers update = update_numbers();
-  const StepBatches batches = loop_.job_.batches_of_step(state_.epoch, state_.index);
+  const StepBatches batches = loop_.job_.data.batches_of_step(state_.epoch, state_.index);
   const StepResult result = run_step(step, batches, update);
   const std::string anomaly = loop_.anomalies_ ? loop_.anomalies_->take() : std::string();
-  const bool is_skipped = scaling.is_on() && !std::isfinite(result.grad_norm);
+  const bool is_skipped = scales_loss() && !std::isfinite(result.grad_norm);
   keep_gradients(step, is_skipped);
   const StepReport report = report_of(step, result, update, batches);
-  LossScaleState scale = state_.loss_scale;
-  std::string wrong = scaling.update(scale, std::isfinite(result.grad_norm));
-  if (!is_skipped) wrong = loop_.why_not_finite(result, step);
-  if (!wrong.empty()) {
-    log_.step(report, kNoLoss);
-    throw loop_.error_with_last_save(ErrorCode::diverged, step, wrong);
-  }
-  state_.loss_scale = scale;
-  state_.step = step;
-  state_.epoch = batches.epoch;
-  state_.index = batches.index;
-  state_.tokens += batches.tokens;
-  state_.seconds = seconds_before_ + seconds_since(begin_);
-  remember(state_, result.loss);
+  settle_loss_scale(report, result);
+  advance(batches, result.loss);
   if (is_skipped && !anomaly.empty()) tell(fmt::format("step {} is skipped: {}", step, anomaly));
   if (!result.any_label_counted) tell(fmt::format("step {}: all of its labels are ignored, so its gradients are zero", step));
   tell(loop_.callbacks_.on_step, report);
-  const bool evaluates = !thrown_ && options_.eval_steps > 0 && (step % options_.eval_steps == 0 || step == loop_.job_.total_steps);
+  const bool evaluates = !thrown_ && options_.eval_steps > 0 && (step % options_.eval_steps == 0 || step == total_steps());
   log_.step(report, evaluates ? evaluate() : kNoLoss);
-  if (options_.save_steps > 0 && step % options_.save_steps == 0) {
-    loop_.save(/*note_it=*/false);
-    saved_step_ = step;
-    tell(fmt::format("saved {}", loop_.checkpoint_));
-  }
+  save_where_due();
 }
 
 UpdateNumbers Loop::Training::update_numbers() const {
   const Job& job = loop_.job_;
   const int64_t updates = state_.update_of(state_.step);  // made before this one
-  UpdateNumbers update{.t = updates + 1, .loss_scale = job.scaling.is_on() ? state_.loss_scale.scale : 1.0f};
-  for (const ParameterGroup& group : job.groups)
+  UpdateNumbers update{.t = updates + 1, .loss_scale = scales_loss() ? state_.loss_scale.scale : 1.0f};
+  for (const ParameterGroup& group : job.model.groups)
     update.learning_rates.push_back(job.schedule.at(updates, group.rate(job.schedule.learning_rate), state_.schedule));
   return update;
 }
@@ -231,23 +200,16 @@ StepResult Loop::Training::run_step(int64_t step, const StepBatches& batches, co
   spent = {};
   const int64_t read = disk ? disk->bytes_read() : 0, written = disk ? disk->bytes_written() : 0;
   if (loop_.anomalies_) loop_.anomalies_->set_place(fmt::format("step {}", step));
-  const StepResult result = loop_.steps_.step(batches, step, update, saves_gradients_);
-  last_ = {.seconds = seconds_since(start), .computing_ms = spent.computing, .waiting_ms = spent.waiting};
+  const StepResult result = loop_.steps_.step(batches.batches, step, update, saves_gradients_);
+  times_.add({.seconds = seconds_since(start), .computing_ms = spent.computing, .waiting_ms = spent.waiting});
   if (disk) {
     summary_.read_per_step = disk->bytes_read() - read;
     summary_.written_per_step = disk->bytes_written() - written;
   }
-  sum_.seconds += last_.seconds;
-  sum_.computing_ms += last_.computing_ms;
-  sum_.waiting_ms += last_.waiting_ms;
-  if (last_times_.size() < kAveraged)
-    last_times_.push_back(last_.seconds * 1e3);
-  else
-    last_times_[static_cast<size_t>(step - first_step_ - 1) % kAveraged] = last_.seconds * 1e3;
   return result;
 }
 
-// Of a skipped step they aren't what was wanted: then those of the next one, in place of these.
+// Gradients of a skipped step aren't finite: then the next step writes its own in their place.
 void Loop::Training::keep_gradients(int64_t step, bool is_skipped) {
   if (saves_gradients_ && !is_skipped) tell(fmt::format("wrote the gradients of step {} to {}", step, options_.save_gradients));
   saves_gradients_ = saves_gradients_ && is_skipped;
@@ -260,28 +222,65 @@ StepReport Loop::Training::report_of(int64_t step, const StepResult& result, con
   int64_t samples = 0;  // the last step of an epoch may have fewer
   for (const Batch& batch : batches.batches) samples += static_cast<int64_t>(batch.samples.size());
   const double of_a_whole_step =
-      static_cast<double>(samples) / static_cast<double>(job.binding.batch * options_.gradient_accumulation_steps);
-  const double steps_left = static_cast<double>(job.total_steps - step), steps_done = static_cast<double>(step - first_step_);
+      static_cast<double>(samples) / static_cast<double>(job.data.binding.batch * options_.gradient_accumulation_steps);
+  const double steps_left = static_cast<double>(total_steps() - step), steps_done = static_cast<double>(times_.count());
   return {.step = step,
-          .total_steps = job.total_steps,
+          .total_steps = total_steps(),
           .loss = result.loss,
           .grad_norm = result.grad_norm,
           .learning_rate = job.optimizer.learning_rate(update.t, update.learning_rates[0]),
-          .milliseconds = last_.seconds * 1e3,
-          .loss_scale = job.scaling.is_on() ? static_cast<double>(update.loss_scale) : 0,
-          .skipped = job.scaling.is_on() && !std::isfinite(result.grad_norm),
-          .computing_milliseconds = last_.computing_ms,
-          .waiting_milliseconds = last_.waiting_ms,
-          .tokens_per_second = static_cast<double>(batches.tokens) / last_.seconds,
-          .peak_share = plan.machine_flops > 0 ? of_a_whole_step * plan.flops_per_step / last_.seconds / plan.machine_flops : 0,
+          .milliseconds = times_.last().seconds * 1e3,
+          .loss_scale = scales_loss() ? static_cast<double>(update.loss_scale) : 0,
+          .skipped = scales_loss() && !std::isfinite(result.grad_norm),
+          .computing_milliseconds = times_.last().computing_ms,
+          .waiting_milliseconds = times_.last().waiting_ms,
+          .tokens_per_second = static_cast<double>(batches.tokens) / times_.last().seconds,
+          .peak_share = plan.machine_flops > 0 ? of_a_whole_step * plan.flops_per_step / times_.last().seconds / plan.machine_flops : 0,
           .resident_bytes = loop_.callbacks_.on_step ? process_memory().resident : 0,
-          .seconds_left = sum_.seconds / steps_done * steps_left};
+          .seconds_left = times_.sum().seconds / steps_done * steps_left};
 }
 
-// NaN where it was ended.
+void Loop::Training::settle_loss_scale(const StepReport& report, const StepResult& result) {
+  LossScaleState scale = state_.loss_scale;
+  std::string wrong = loop_.job_.model.scaling.update(scale, std::isfinite(result.grad_norm));
+  if (!report.skipped) wrong = why_not_finite(result, report.step);
+  if (!wrong.empty()) {
+    log_.step(report, kNoLoss);
+    throw loop_.error_with_last_save(ErrorCode::diverged, report.step, wrong);
+  }
+  state_.loss_scale = scale;
+}
+
+std::string Loop::Training::why_not_finite(const StepResult& result, int64_t step) const {
+  if (std::isfinite(result.loss) && std::isfinite(result.grad_norm)) return {};
+  const char* what_to_do = "lower `learning_rate`, or warm up longer";
+  if (loop_.job_.model.types.low == DType::float16 && !scales_loss() && std::isfinite(result.loss))
+    what_to_do = "float16 holds no number beyond 65504: let `loss_scale` be dynamic, or use `bf16`";
+  else if (step == 1)
+    what_to_do = "nothing has been learned yet, so it comes from the data, the model's weights, or numbers too large for `bf16` or `fp16`";
+  const auto text = [](double x) { return std::isnan(x) ? "nan" : fmt::format("{}", x); };  // without its sign
+  return fmt::format("the loss is {}, the gradient norm {}: {} (`detect_anomaly` names the first node that makes such numbers)",
+                     text(result.loss), text(result.grad_norm), what_to_do);
+}
+
+void Loop::Training::advance(const StepBatches& batches, double loss) {
+  ++state_.step;
+  state_.epoch = batches.epoch;
+  state_.index = batches.index;
+  state_.tokens += batches.tokens;
+  state_.seconds = seconds_before_ + seconds_since(begin_);
+  remember(state_, loss);
+}
+
+// The loss; NaN where it was ended. A schedule that follows the loss sees it, but not the one at the end, which a longer run doesn't have.
 double Loop::Training::evaluate() {
   const EvalReport evaluated = loop_.evaluate();
-  loop_.report_to_schedule(evaluated);
+  const Schedule& schedule = loop_.job_.schedule;
+  const bool was_ended = std::isnan(evaluated.loss) && loop_.stop_.load(std::memory_order_relaxed);
+  if (schedule.follows_loss() && evaluated.step % options_.eval_steps == 0 && !was_ended) {
+    schedule.def->observe(schedule, state_.schedule, evaluated.loss);
+    state_.schedule.step = evaluated.step;
+  }
   if (std::isfinite(evaluated.loss)) {
     summary_.eval_loss = evaluated.loss;
     tell(loop_.callbacks_.on_eval, evaluated);
@@ -289,36 +288,29 @@ double Loop::Training::evaluate() {
   return evaluated.loss;
 }
 
+void Loop::Training::save_where_due() {
+  if (options_.save_steps <= 0 || state_.step % options_.save_steps != 0) return;
+  loop_.save(/*note_it=*/false);
+  saved_step_ = state_.step;
+  tell(fmt::format("saved {}", loop_.folder_.last_checkpoint()));
+}
+
 // --- the end ----------------------------------------------------------------------------------------------------------------------------
 
-// Saves what is to be saved, then tells of what a callback threw.
+// Saves the run, throws what a callback has thrown, and writes the new model and the reports.
 void Loop::Training::finish() {
-  const Job& job = loop_.job_;
-  summary_.stopped = state_.step < job.total_steps;
+  summary_.stopped = state_.step < total_steps();
   if (saved_step_ != state_.step) loop_.save(/*note_it=*/!thrown_);
   tell_of_skipped_steps();
   if (thrown_) std::rethrow_exception(thrown_);
-  const auto weight_bytes = [&](const std::string& name, const ByteSink& sink) { return loop_.runtime_.read_parameter(name, sink); };
   if (!summary_.stopped) {
-    if (const std::string text = loop_.reclaim_output_dir(); !text.empty()) tell(text);
-  }
-  if (!summary_.stopped && options_.adapter_only) {
-    summary_.model_path = export_adapter(job.adapters, job.adapting, options_.task, job.weights, weight_bytes, options_.output_dir);
-  } else if (!summary_.stopped) {
-    std::vector<Weight> weights = job.weights;  // of the types in which they are handed over
-    for (Weight& weight : weights) {
-      if (loop_.runtime_.is_unchanged(weight) && is_narrowed(weight)) weight.dtype = DType::float32;
-    }
-    const auto originals = [&](const std::string& name, const ByteSink& sink) {
-      return loop_.runtime_.read_original(weight_named(job.weights, name), sink);
-    };
-    summary_.model_path =
-        export_model(job.info, weights, merged(job.adapters, job.adapting.scale, weights, originals), options_.output_dir);
+    if (const std::string text = loop_.folder_.reclaim(state_.run); !text.empty()) tell(text);
+    summary_.model_path = loop_.folder_.write_model(loop_.runtime_);
   }
   write_reports();
 }
 
-// One that can't be written hides nothing of what is done.
+// A report that can't be written is told of at the end: the run is saved and its model is there by now.
 void Loop::Training::write_reports() {
   const auto write = [&](const std::string& path, const std::string& what, const auto& body) {
     if (path.empty()) return;
@@ -339,7 +331,7 @@ void Loop::Training::tell_of_skipped_steps() {
   const int64_t skipped = state_.loss_scale.skipped;
   if (state_.step > 0 && skipped == state_.step)
     tell(fmt::format("all steps were skipped, so the weights are unchanged: gradients still overflow with a loss scale of {:.3g}",
-                     loop_.job_.scaling.is_on() ? static_cast<double>(state_.loss_scale.scale) : 0));
+                     scales_loss() ? static_cast<double>(state_.loss_scale.scale) : 0));
   if (!saves_gradients_ || state_.step == first_step_) return;
   std::error_code ignored;
   std::filesystem::remove(options_.save_gradients, ignored);  // those of a skipped step
@@ -350,17 +342,17 @@ void Loop::Training::summarize() {
   const PlanReport& plan = loop_.report_;
   summary_.steps = state_.step;
   summary_.skipped_steps = state_.loss_scale.skipped;
-  summary_.loss_scale = loop_.job_.scaling.is_on() ? static_cast<double>(state_.loss_scale.scale) : 0;
-  const size_t window = std::min(averaged(state_.step), state_.last_losses.size());
-  summary_.first_loss = mean(std::span(state_.first_losses).first(std::min(window, state_.first_losses.size())));
-  summary_.last_loss = mean(std::span(state_.last_losses).last(window));
-  if (state_.step > first_step_) {
-    const auto steps = static_cast<double>(state_.step - first_step_);
-    summary_.milliseconds_per_step = sum_.seconds * 1e3 / steps;
-    summary_.computing_milliseconds = sum_.computing_ms / steps;
-    summary_.waiting_milliseconds = sum_.waiting_ms / steps;
+  summary_.loss_scale = scales_loss() ? static_cast<double>(state_.loss_scale.scale) : 0;
+  const size_t count = std::min(averaged(state_.step), state_.last_losses.size());
+  summary_.first_loss = mean(std::span(state_.first_losses).first(std::min(count, state_.first_losses.size())));
+  summary_.last_loss = mean(std::span(state_.last_losses).last(count));
+  if (times_.count() > 0) {
+    const auto steps = static_cast<double>(times_.count());
+    summary_.milliseconds_per_step = times_.sum().seconds * 1e3 / steps;
+    summary_.computing_milliseconds = times_.sum().computing_ms / steps;
+    summary_.waiting_milliseconds = times_.sum().waiting_ms / steps;
   }
-  summary_.median_milliseconds = median(last_times_);
+  summary_.median_milliseconds = times_.median_milliseconds();
   summary_.predicted_milliseconds = plan.predicted_milliseconds;
   tell_of_prediction();
   summary_.planned_read_per_step = plan.disk_read_per_step;
@@ -379,7 +371,7 @@ void Loop::Training::summarize() {
     summary_.planned_host_bytes = plan.host_bytes;
   }
   summary_.weights_hash = loop_.runtime_.weights_hash();
-  summary_.checkpoint_path = loop_.checkpoint_;
+  summary_.checkpoint_path = loop_.folder_.last_checkpoint();
   summary_.minimum_budget_bytes = plan.minimum_budget;
   summary_.rss_peak_bytes = process_memory().peak;
 }

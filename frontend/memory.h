@@ -2,6 +2,7 @@
 
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 
 namespace ort_train {
@@ -21,8 +22,26 @@ class PeakSince {
     return now.peak > before_ ? now.peak : now.resident;
   }
 
+  // Runs `trial`, whose memory follows the budget: with a smaller one it would take less.
+  template <typename Trial> void run_trial(const Trial& trial) {
+    const int64_t peak = bytes_outside_trials();
+    const int64_t before = process_memory().peak;
+    trial();
+    const int64_t after = process_memory().peak;
+    if (after == before) return;
+    outside_trials_ = peak;
+    of_trial_ = after;
+  }
+  // A peak below that of a trial isn't seen.
+  int64_t bytes_outside_trials() const {
+    const ProcessMemory now = process_memory();
+    return now.peak == of_trial_ ? std::max(outside_trials_, now.resident) : bytes();
+  }
+
  private:
   int64_t before_ = process_memory().peak;
+  int64_t of_trial_ = 0;
+  int64_t outside_trials_ = 0;  // where the process's peak is of_trial_
 };
 
 // Gives free heap back to the system, so that it does not count as resident.

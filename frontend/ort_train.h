@@ -163,7 +163,7 @@ struct Options {
   // matrices are trained, A [lora_rank, in] and B [out, lora_rank]: y = W x + scale * B A dropout(x), scale = lora_alpha / lora_rank. 0:
   // none. In the end the model is written with W + scale * B A.
   int64_t lora_rank = 0;
-  double lora_alpha = 0;    // 0: as lora_rank, so that the scale is 1
+  double lora_alpha = 0;    // 0: as lora_rank
   double lora_dropout = 0;  // share of x that is left out, from 0 to below 1
   // Patterns over names of weights, or of their modules, whose last parts will do (q_proj, `*.attn.*`): products, convolutions in one group
   // and embeddings. None: all products with a matrix of the model but the head, whose result is an output.
@@ -292,7 +292,7 @@ struct StepReport {
   int64_t step = 0, total_steps = 0;  // step counts from 1
   double loss = 0, grad_norm = 0, learning_rate = 0, milliseconds = 0;
   double loss_scale = 0;                                        // that this step was made with; 0: none
-  bool skipped = false;                                         // its gradients weren't finite, so it changed nothing (Options::loss_scale)
+  bool skipped = false;                                         // its gradients weren't finite, so no weight changed (Options::loss_scale)
   double computing_milliseconds = 0, waiting_milliseconds = 0;  // of these: computing; waiting for the disk
   double tokens_per_second = 0;                                 // samples, if the model has no sequence
   double peak_share = 0;                                        // of the machine's measured rate of matrix products
@@ -348,7 +348,8 @@ struct CheckRow {
 struct CheckTensor {
   std::string name, type;  // "float32 [768, 3072]"
   bool trained = false;
-  // trained | frozen (by `freeze`) | statistic (of BatchNormalization) | constant | unreached (no influence on the loss)
+  // trained | frozen (by `freeze`, adapters or quantization) | statistic (of BatchNormalization) | constant | unreached (no influence on
+  // the loss)
   std::string treatment;
   std::string why;
   std::string original;  // names of the exported program's tensors that it was made of, where the file says so and they are others

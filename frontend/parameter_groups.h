@@ -1,11 +1,11 @@
 // Parameter groups: which learning rate and which weight decay each parameter has. Here patterns and names become Value::group, a place in
-// the job's table; nothing behind that looks at a name.
+// the job's table; nothing after that looks at a name.
 //
 // `param_groups`: the first pattern that one of a parameter's names fits, takes it. `layer_decay` d multiplies the learning rate of layer i
 // by d^(n - i), as ELECTRA and BEiT are fine-tuned; n is the highest layer. Layers are counted in the order of their first use from 1. A
 // layer is told by the first part of a name that is a number (transformer.h.3.attn.weight: transformer.h.3); a name that the exporter made
 // up (onnx::MatMul_7) has none, then that of the node that uses it first counts (/transformer/h.3/attn/MatMul), or its bias's. Weights that
-// have none are of the layer before them in the order of use: embeddings of layer 0; what comes behind all layers, as the head, is a layer
+// have none are of the layer before them in the order of use: embeddings of layer 0; what comes after all layers, as the head, is a layer
 // of its own, the highest. A group's own learning rate (`lr`) is as it is given.
 
 #pragma once

@@ -43,14 +43,14 @@ PlanReport Description::describe(double seconds) {
   report_.minimum_op = planned_.least.op;
   report_.minimum_entry = planned_.least.entry;
   report_.seconds = seconds;
-  report_.batch = job_.binding.batch;
-  report_.sequence = job_.binding.sequence;
-  report_.train_samples = job_.train_range.count;
-  report_.valid_samples = job_.valid_range.count;
-  report_.total_steps = job_.total_steps;
-  report_.lengths = job_.lengths;
-  report_.groups = job_.group_reports;
-  report_.machine_flops = is_half(job_.products) && compute_.half_flops > 0 ? compute_.half_flops : compute_.flops;
+  report_.batch = job_.data.binding.batch;
+  report_.sequence = job_.data.binding.sequence;
+  report_.train_samples = job_.data.train_samples.count;
+  report_.valid_samples = job_.data.valid_samples.count;
+  report_.total_steps = job_.data.total_steps;
+  report_.lengths = job_.data.lengths;
+  report_.groups = job_.model.group_reports;
+  report_.machine_flops = is_half(job_.model.product_type) && compute_.half_flops > 0 ? compute_.half_flops : compute_.flops;
   report_.machine_bytes_per_second = compute_.bytes_per_second;
 
   const std::vector<const Graph*> graphs = set_.graphs();
@@ -146,9 +146,9 @@ int64_t Description::written_in_all() const {
     if (!is_in_file(value) && (value.purpose == Purpose::weights || value.purpose == Purpose::optimizer))
       checkpoint += whole_sectors(value.home.bytes);
   }
-  const int64_t every = options_.save_steps > 0 ? options_.save_steps : job_.total_steps;
-  const int64_t checkpoints = every > 0 ? (job_.total_steps + every - 1) / every : 0;  // the last at the end
-  return report_.disk_written_per_step * job_.total_steps + first + (report_.state_bytes > 0 ? checkpoints * checkpoint : 0);
+  const int64_t every = options_.save_steps > 0 ? options_.save_steps : job_.data.total_steps;
+  const int64_t checkpoints = every > 0 ? (job_.data.total_steps + every - 1) / every : 0;  // the last at the end
+  return report_.disk_written_per_step * job_.data.total_steps + first + (report_.state_bytes > 0 ? checkpoints * checkpoint : 0);
 }
 
 // What is kept, moved and computed again.

@@ -1,9 +1,9 @@
 // From a job to its proven plan: how much of the budget is the program's own, which plan is looked for, and refusals.
 //
 // On the CPU, in this order: (1) plan with everything in memory, which sizes the reserve; (2) measure the CPU; (3) without a budget, take
-// what the machine has left as one; (4) find the smallest budget, and a plan within the budget if that of (1) doesn't fit: with a disk
-// (DiskSearch) if `nvme_path` is given and planning takes less memory than the plan of (1); otherwise, with `recompute` auto, by
-// recomputing; (5) refuse with the smallest budget, or adopt the plan and verify it.
+// what the machine has left as one; (4) find the smallest budget (passes/smallest_budget.h), and a plan within the budget if that of (1)
+// doesn't fit: with a disk (passes/disk_search.h) if `nvme_path` is given and planning takes less memory than the plan of (1); otherwise,
+// with `recompute` auto, by recomputing; (5) refuse with the smallest budget, or adopt the plan and verify it.
 
 #pragma once
 
@@ -18,7 +18,7 @@
 #include "frontend/machine_rates.h"
 #include "frontend/run_start.h"
 #include "offload/calibration.h"
-#include "passes/plan_search.h"
+#include "passes/smallest_budget.h"
 
 namespace ort_train {
 

@@ -51,8 +51,8 @@ std::string plan_text(const Job& job, const PlannedJob& planned, const MachineRa
         " · disk {}/s read, {}/s written{}, beside computing {}/s, {}/s", shown_bytes(planned.disk.read), shown_bytes(planned.disk.write),
         planned.disk.duplex >= kTogether ? fmt::format(" ({:.1f} x at once)", planned.disk.duplex) : "",
         shown_bytes(planned.disk.read * planned.disk.while_computing), shown_bytes(planned.disk.write * planned.disk.while_computing));
-  text += fmt::format("\nplan        in {:.1f} s · batch {}{} · {} · smallest budget {} bytes", report.seconds, job.binding.batch,
-                      job.binding.sequence > 0 ? fmt::format(" x {}", job.binding.sequence) : "",
+  text += fmt::format("\nplan        in {:.1f} s · batch {}{} · {} · smallest budget {} bytes", report.seconds, job.data.binding.batch,
+                      job.data.binding.sequence > 0 ? fmt::format(" x {}", job.data.binding.sequence) : "",
                       planned.set.entries.size() == 1 ? "1 entry point" : fmt::format("{} entry points", planned.set.entries.size()),
                       report.minimum_budget);
   if (!report.minimum_op.empty()) text += fmt::format(", set by {}", planned.least.set_by());
@@ -88,7 +88,7 @@ std::string plan_text(const Job& job, const PlannedJob& planned, const MachineRa
   else if (planned.set.strategy.is_deferred())
     text += "updates     in the next step, each before the first use of its weight\n";
   text += fmt::format("step        {} predicted, {:.3g} GFLOP · {} steps\n", shown_duration(report.predicted_milliseconds),
-                      report.flops_per_step / 1e9, job.total_steps);
+                      report.flops_per_step / 1e9, job.data.total_steps);
   const std::string disk =
       fmt::format("reads {} + writes {}", shown_duration(report.reading_milliseconds), shown_duration(report.writing_milliseconds));
   text += fmt::format("            bounded by {}", report.bounded_by == "compute"

@@ -43,8 +43,8 @@ std::string sample_text(const Job& job, const EntrySet& set, Runtime& runtime, c
   if (length < 0) throw error(ErrorCode::usage, "a text of {} tokens can't be written", length);
   if (!(temperature >= 0 && std::isfinite(temperature)))
     throw error(ErrorCode::usage, "a text can't be written at a temperature of {}: give 0 or more", temperature);
-  const Binding& binding = job.binding;
-  const Vocabulary& vocabulary = *job.data.vocabulary;
+  const Binding& binding = job.data.binding;
+  const Vocabulary& vocabulary = *job.data.sets.vocabulary;
   const size_t index = static_cast<size_t>(set.find({.kind = EntryKind::predict}));
   const JobEntry& entry = set.entries[index];
   const Graph& graph = entry.built.graph;
@@ -77,7 +77,7 @@ std::string sample_text(const Job& job, const EntrySet& set, Runtime& runtime, c
   std::mt19937_64 random(seed);
   std::string written;
   for (int64_t i = 0; i < length && !stop.load(std::memory_order_relaxed); ++i) {
-    // The last tokens, and zeros behind them that a causal model does not look at. A sample's last position has no label and so never
+    // The last tokens, and zeros after them that a causal model does not look at. A sample's last position has no label and so never
     // learned to predict: the window ends before it.
     const size_t count = std::min(tokens.size(), static_cast<size_t>(std::max<int64_t>(binding.sequence - 1, 1)));
     std::vector<int64_t> window(static_cast<size_t>(binding.sequence), 0);

@@ -73,9 +73,9 @@ DiskNeed disk_need(const Program& program, int slots) {
   return need;
 }
 
-DiskNeed disk_need(const StreamOutlook& outlook, const Program& other, int slots) {
-  return {.state = outlook.state_bytes > 0 ? StateFile::file_bytes(tensors_of(other), slots) : 0,
-          .spill = outlook.disk_bytes - outlook.state_bytes};
+DiskNeed disk_need(const PlanEstimate& estimate, const Program& other, int slots) {
+  return {.state = estimate.state_bytes > 0 ? StateFile::file_bytes(tensors_of(other), slots) : 0,
+          .spill = estimate.disk_bytes - estimate.state_bytes};
 }
 
 StateBefore state_before(const Options& options) {

@@ -22,7 +22,7 @@ struct DiskNeed {
 };
 DiskNeed disk_need(const Program& program, int slots);
 // Of a plan without addresses; `other` is any program of the job.
-DiskNeed disk_need(const StreamOutlook& outlook, const Program& other, int slots);
+DiskNeed disk_need(const PlanEstimate& estimate, const Program& other, int slots);
 
 // The state files in the folder `nvme_path` to which the checkpoints in the output folder refer.
 struct StateBefore {

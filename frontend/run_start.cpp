@@ -2,32 +2,18 @@
 
 #include <fmt/format.h>
 
-#include <algorithm>
 #include <filesystem>
 #include <optional>
 #include <vector>
 
 #include "frontend/checkpoint.h"
 #include "frontend/checkpoint_folder.h"
-#include "frontend/log.h"
 #include "graph/error.h"
-#include "offload/file_system.h"
 
 namespace ort_train {
 namespace {
 
 namespace fs = std::filesystem;
-
-// "a, b and c", of many the first few.
-std::string listed(const std::vector<std::string>& names) {
-  constexpr size_t kShown = 4;
-  std::string text;
-  for (size_t i = 0; i < names.size(); ++i) {
-    if (i >= kShown && i + 1 < names.size()) return text + fmt::format(" and {} more", names.size() - i);
-    text += (i == 0 ? "" : i + 1 == names.size() ? " and " : ", ") + names[i];
-  }
-  return text;
-}
 
 // Checkpoints from which the run may go on: where the newest turns out to be damaged, it is the one before.
 std::vector<std::string> candidates(const RunStart& start, const Options& options) {
@@ -81,27 +67,5 @@ int64_t kept_checkpoints(const Options& options, bool in_slots) {
 }
 
 int state_slots(const Options& options) { return static_cast<int>(kept_checkpoints(options, /*in_slots=*/true)) + 1; }
-
-void check_output_dir(const Options& options, const RunStart& start, int64_t total_steps) {
-  // What earlier runs have left is replaced only where the user says so. A run that is resumed goes on with its own.
-  if (!options.overwrite && (!start.is_resumed() || start.is_branch)) {
-    std::vector<std::string> replaced;
-    for (const std::string& path : checkpoints_newer_than(options.output_dir, start.checkpoint))
-      replaced.push_back(fs::path(path).filename().string());
-    // That it is ours is known by now.
-    if (const fs::path model = fs::path(options.output_dir) / "model.onnx"; exists(model.string()))
-      replaced.push_back(model.filename().string());
-    if (!replaced.empty()) {
-      throw error(ErrorCode::usage,
-                  "{}: has {} of an earlier run: go on from there (`resume`), replace {} (`overwrite`), or choose another `output_dir`",
-                  options.output_dir, listed(replaced), replaced.size() == 1 ? "it" : "them");
-    }
-  }
-  int64_t first = start.is_resumed() ? total_steps : 0;
-  for (const CheckpointFolder& folder : find_checkpoints(options.output_dir)) first = std::min(first, folder.step);
-  if (start.is_named) first = 0;
-  refuse_foreign_names(options.output_dir, first, total_steps);
-  StepLog::refuse_foreign(options.log_file);
-}
 
 }  // namespace ort_train

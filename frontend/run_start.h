@@ -1,4 +1,4 @@
-// Where a run begins, and what it may replace in its output folder.
+// Where a run begins: afresh, or from a checkpoint. In go the options; out comes a RunStart.
 
 #pragma once
 
@@ -34,8 +34,5 @@ Algorithms algorithms_of_run(const RunStart& start, const Options& options, cons
 int64_t kept_checkpoints(const Options& options, bool in_slots);
 // The slots of such a file for each tensor.
 int state_slots(const Options& options);
-
-// Before anything is changed there: throws Error(usage) where the run would replace what it may not.
-void check_output_dir(const Options& options, const RunStart& start, int64_t total_steps);
 
 }  // namespace ort_train

@@ -24,6 +24,10 @@
 namespace ort_train {
 namespace {
 
+// Bytes of a device's memory that a second plan leaves to libraries besides what they were seen to hold: where a plan for less computes
+// more again, and its recorded steps are larger; and at least, where they found no memory left.
+constexpr int64_t kMoreRecorded = int64_t{8} << 20, kLeastMore = int64_t{64} << 20;
+
 const Persistent* find_persistent(const Program& program, std::string_view name) {
   for (const Persistent& value : program.persistent) {
     if (value.name == name) return &value;
@@ -72,8 +76,7 @@ void Runtime::allocate() {
     throw error(ErrorCode::budget,
                 "the job needs {} bytes of memory and this machine has {} available: lower `budget` to what is available", grouped(arena),
                 grouped(available));
-  job_.data.train->load();
-  if (job_.data.valid) job_.data.valid->load();
+  job_.data.load();
   if (options.budget_is_process) {
     release_free_heap();  // what planning took
     const int64_t taken = process_memory().resident + whole_pages(arena);
@@ -120,8 +123,8 @@ void Runtime::collect_tensors() {
   for (auto* list : {&content_.weights, &content_.optimizer})  // the plan has an order of its own
     std::sort(list->begin(), list->end(), [](const StateTensor& a, const StateTensor& b) { return a.name < b.name; });
   content_.settings = job_.settings();
-  if (is_half(job_.products)) {
-    content_.settings[kProductsSetting] = device().makes_products(job_.products);
+  if (is_half(job_.model.product_type)) {
+    content_.settings[kProductsSetting] = device().makes_products(job_.model.product_type);
     if (device().algorithms() != nullptr) content_.algorithms = device().algorithms()->all();
   }
   std::string description;
@@ -155,17 +158,28 @@ bool Runtime::open_files(const RunStart& start, const SavedSlots& saved) {
   }
   std::vector<Memory*> spaces;
   for (const auto& space : memory_) spaces.push_back(space.get());
-  executor_.attach(std::move(spaces), disk_.get(), /*fresh=*/!opened.in_place);
+  try {
+    executor_.attach(std::move(spaces), disk_.get(), /*fresh=*/!opened.in_place);
+  } catch (const Error& problem) {  // what kernels and recorded steps take when they are first run
+    if (planned_.discrete_device == nullptr || problem.code() != ErrorCode::budget) throw;
+    const int64_t arena = memory_.at(kMemory)->bytes();
+    throw LibrariesOverBudget(fmt::format("{}; a smaller `budget` leaves more to what kernels load", problem.what()),
+                              bytes_beside_arena() + std::max(arena / 16, kLeastMore));
+  }
   check_device_memory();
   return opened.in_place;
+}
+
+int64_t Runtime::bytes_beside_arena() const {
+  return used_device_bytes() - divided_up(memory_.at(kMemory)->bytes(), planned_.page) * planned_.page;
 }
 
 // By the driver's count, now that everything is loaded: what the plan says is a promise.
 void Runtime::check_device_memory() const {
   const int64_t used = used_device_bytes(), budget = job_.options.budget;
   if (planned_.discrete_device == nullptr || budget == 0 || used <= budget) return;
-  const int64_t arena = divided_up(memory_.at(kMemory)->bytes(), planned_.page) * planned_.page, over = used - budget, kept = used - arena,
-                least = planned_.least.budget - planned_.reserve + kept;
+  // A plan for less computes more again, so that its recorded steps may be a little larger.
+  const int64_t over = used - budget, kept = bytes_beside_arena() + kMoreRecorded, least = planned_.least.budget - planned_.reserve + kept;
   throw LibrariesOverBudget(
       fmt::format("the GPU's memory holds {} bytes with all that the libraries have loaded, {} more than `budget` {}: the smallest budget "
                   "that would do is {} bytes (`budget` {}), if no other process takes memory there meanwhile",
@@ -248,9 +262,9 @@ bool Runtime::is_unchanged(const Weight& weight) const {
 }
 
 void Runtime::load_weights(Weights which) {
-  check_model_files(job_.info);
+  check_model_files(job_.model.info);
   content_.unchanged = WeightLoader(*this, job_).load(which == Weights::unchanged);
-  check_model_files(job_.info);  // while they were read
+  check_model_files(job_.model.info);  // while they were read
 }
 
 StateFile* Runtime::fill_slots() {
@@ -291,7 +305,7 @@ bool Runtime::read_parameter(const std::string& name, const ByteSink& sink) cons
 std::string Runtime::weights_hash() const {
   Hash hash;
   std::vector<std::byte> buffer;
-  for (const Weight& weight : job_.weights) {
+  for (const Weight& weight : job_.model.weights) {
     if (weight.is_attached) continue;
     if (read_parameter(weight.parameter, [&](int64_t, std::span<const std::byte> bytes) { hash.add(bytes); })) continue;
     FileRange range = weight.places.at(0).bytes;  // as in the file: nothing reads it

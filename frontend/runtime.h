@@ -95,6 +95,7 @@ class Runtime {
   void collect_tensors();
   DiskOptions disk_engine() const;
   void check_device_memory() const;
+  int64_t bytes_beside_arena() const;  // that the process takes of the device's memory
 
   Job& job_;
   PlannedJob& planned_;

@@ -52,7 +52,7 @@ void write_gradients(const Job& job, const PlannedJob& planned, Runtime& runtime
     }
     accumulated[graph.value(parameter).name] = first;
   }
-  std::vector<Weight> as_summed = job.weights;  // of the types that the gradients have
+  std::vector<Weight> as_summed = job.model.weights;  // of the types that the gradients have
   const auto type_of = [&](const std::string& slice) {
     const auto sum = accumulated.find(slice);
     const auto found = gradients.find(slice);
@@ -66,7 +66,8 @@ void write_gradients(const Job& job, const PlannedJob& planned, Runtime& runtime
   write_layouts(job.options.save_gradients, as_summed, [&](const std::string& name, const ByteSink& sink) {
     int64_t offset = 0;
     const std::vector<Slice> slices = runtime.slices_of(name);
-    const auto weight = std::find_if(job.weights.begin(), job.weights.end(), [&](const Weight& w) { return w.parameter == name; });
+    const auto weight =
+        std::find_if(job.model.weights.begin(), job.model.weights.end(), [&](const Weight& w) { return w.parameter == name; });
     for (const Slice& slice : slices) {
       const auto sum = accumulated.find(slice.name);
       const auto found = gradients.find(slice.name);

@@ -25,7 +25,7 @@ constexpr std::string_view kWrongShare = "has to lie in [0, 1]", kNegative = "is
 
 bool in_warmup(const Schedule& s, double step) { return step < s.warmup_steps; }
 double warmed(const Schedule& s, double step) { return step / std::max(1.0, s.warmup_steps); }
-// How much of what comes behind the warm-up is over.
+// How much of what comes after the warm-up is over.
 double progress(const Schedule& s, double step) { return (step - s.warmup_steps) / std::max(1.0, s.total_steps - s.warmup_steps); }
 double wave(double cycles, double progress) { return 0.5 * (1.0 + std::cos(std::numbers::pi * cycles * 2.0 * progress)); }
 double raised(double factor, double least) { return std::max(0.0, factor * (1.0 - least) + least); }
@@ -320,7 +320,7 @@ double Schedule::value(std::string_view argument) const {
   for (size_t i = 0; i < values.size(); ++i) {
     if (def->arguments[i].name == argument) return values[i];
   }
-  throw error(ErrorCode::device, "internal error: the schedule {} has no argument {}; please report this", def->name, argument);
+  throw error(ErrorCode::internal, "internal error: the schedule {} has no argument {}; please report this", def->name, argument);
 }
 
 bool Schedule::given(std::string_view argument) const { return !std::isnan(value(argument)); }

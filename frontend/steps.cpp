@@ -13,7 +13,7 @@
 namespace ort_train {
 
 Steps::Steps(const Job& job, const PlannedJob& planned, Runtime& runtime)
-    : job_(job), planned_(planned), runtime_(runtime), feeds_(job.feeds(planned.set)) {}
+    : job_(job), planned_(planned), runtime_(runtime), feeds_(job.data.feeds(planned.set, job.graphs.losses)) {}
 
 const JobEntry& Steps::entry_for(EntryWanted wanted, const Batch& batch, size_t* index) const {
   const EntrySet& set = planned_.set;
@@ -31,10 +31,10 @@ const JobEntry& Steps::entry_for(EntryWanted wanted, const Batch& batch, size_t*
 
 // An entry of a step makes the update that was deferred, if one was; before another runs, apply_deferred() has.
 bool Steps::run(size_t index, const std::atomic<bool>* until) {
-  const EntryGraph& job = planned_.set.entries[index].built;
-  require(!deferred_ || !job.deferred_scalars.empty(), "a deferred update would be lost");
+  const EntryGraph& entry = planned_.set.entries[index].built;
+  require(!deferred_ || !entry.deferred_scalars.empty(), "a deferred update would be lost");
   runtime_.check_usable();
-  if (deferred_) set_update(index, job.deferred_scalars, job.deferred_loss_scale, *deferred_);
+  if (deferred_) set_update(index, entry.deferred_scalars, entry.deferred_loss_scale, *deferred_);
   if (!runtime_.run(index, until)) return false;
   deferred_.reset();
   return true;
@@ -63,7 +63,7 @@ void Steps::set_update(size_t index, const std::vector<ValueId>& scalars, ValueI
   set_scalar(index, loss_scale, update.loss_scale);
   for (size_t group = 0; group < scalars.size(); ++group) {
     std::vector<float> numbers = job_.optimizer.scalars(update.t, update.learning_rates.at(group));
-    if (job_.types.low_weights)
+    if (job_.model.types.low_weights)
       numbers.insert(numbers.end(), {static_cast<float>(update.t / kStepLow), static_cast<float>(update.t % kStepLow)});
     const auto to = runtime_.place(index, scalars[group]);
     if (!to.empty()) std::memcpy(to.data(), numbers.data(), to.size());
@@ -78,30 +78,31 @@ void Steps::set_random(size_t index, ValueId input, int64_t number, int64_t firs
   std::memcpy(to.data(), numbers.data(), to.size());
 }
 
-// Each loss's gradient begins with its weight / number of counted labels.
-void Steps::set_loss_gradients(size_t index, const LossMeans& means, float loss_scale) {
-  const EntryGraph& job = planned_.set.entries[index].built;
-  for (size_t i = 0; i < job.losses.size(); ++i) {
-    const double counted = means.counted[i];
-    set_scalar(index, job.losses[i].inverse_count, counted > 0 ? static_cast<float>(job.losses[i].weight / counted) : 0.0f);
+// Each loss's gradient begins with its weight / number of counted labels; of a mean that the model outputs with its samples' share of it.
+void Steps::set_loss_gradients(size_t index, const LossMeans& means, int64_t samples, float loss_scale) {
+  const EntryGraph& entry = planned_.set.entries[index].built;
+  for (size_t i = 0; i < entry.losses.size(); ++i) {
+    const JobLoss& loss = entry.losses[i];
+    const double counted = means.counted[i], of_sum = loss.counted == Counted::batches ? static_cast<double>(samples) : 1;
+    set_scalar(index, loss.inverse_count, counted > 0 ? static_cast<float>(loss.weight * of_sum / counted) : 0.0f);
   }
-  set_scalar(index, job.loss_scale, loss_scale);
+  set_scalar(index, entry.loss_scale, loss_scale);
 }
 
 // --- a step -----------------------------------------------------------------------------------------------------------------------------
 
-StepResult Steps::step(const StepBatches& window, int64_t number, const UpdateNumbers& update, bool save) {
-  LossMeans means = count_labels(window.batches);
+StepResult Steps::step(std::span<const Batch> batches, int64_t number, const UpdateNumbers& update, bool save) {
+  LossMeans means = count_labels(batches);
   size_t last = 0;    // the entry that ran last
-  int64_t first = 0;  // samples of the window before this batch
-  std::span<const Batch> left = window.batches;
+  int64_t first = 0;  // samples of the step before this batch
+  std::span<const Batch> left = batches;
   const auto together = static_cast<size_t>(planned_.set.strategy.joined_batches);
-  const auto is_full = [&](const Batch& batch) { return static_cast<int64_t>(batch.samples.size()) == job_.binding.batch; };
+  const auto is_full = [&](const Batch& batch) { return static_cast<int64_t>(batch.samples.size()) == job_.data.binding.batch; };
   for (; together > 1 && left.size() >= together; left = left.subspan(together)) {
-    const auto batches = left.first(together);
-    if (!std::all_of(batches.begin(), batches.end(), is_full)) break;
-    last = run_joined(batches, number, first, update.loss_scale, means);
-    first += static_cast<int64_t>(together) * job_.binding.batch;
+    const auto joined = left.first(together);
+    if (!std::all_of(joined.begin(), joined.end(), is_full)) break;
+    last = run_joined(joined, number, first, update.loss_scale, means);
+    first += static_cast<int64_t>(together) * job_.data.binding.batch;
   }
   for (const Batch& batch : left) {
     last = run_batch(batch, number, first, update, means);
@@ -110,13 +111,13 @@ StepResult Steps::step(const StepBatches& window, int64_t number, const UpdateNu
   return finish_step(last, update, save, means);
 }
 
-// What the losses of a window are divided by. Of labels that are counted, with one micro-batch its entry's feed counts them itself.
+// What the losses of a step are divided by. Of labels that are counted, with one micro-batch its entry's feed counts them itself.
 LossMeans Steps::count_labels(std::span<const Batch> batches) {
   LossMeans means(planned_.set.entries[0].built.losses);
   for (const Batch& batch : batches) {
     size_t index = 0;
     const JobEntry& entry = entry_for(train_entry(), batch, &index);
-    means.count_batch(entry.built.losses, static_cast<int64_t>(batch.samples.size()), 1);
+    means.count_batch(entry.built.losses, std::ssize(batch.samples));
     if (planned_.set.micro_batches > 1) feeds_[index]->count(batch.samples, means.counted);
   }
   return means;
@@ -124,15 +125,15 @@ LossMeans Steps::count_labels(std::span<const Batch> batches) {
 
 size_t Steps::run_batch(const Batch& batch, int64_t number, int64_t first, const UpdateNumbers& update, LossMeans& means) {
   size_t index = 0;
-  const EntryGraph& job = entry_for(train_entry(), batch, &index).built;
+  const EntryGraph& entry = entry_for(train_entry(), batch, &index).built;
   std::vector<double> here(means.counted.size());
   feeds_[index]->fill(batch.samples, places(index), here);
   if (planned_.set.micro_batches == 1) means.add_labels(here);
-  set_loss_gradients(index, means, update.loss_scale);
-  set_random(index, job.graph.find_value(kRandomInput), number, first, static_cast<int64_t>(batch.samples.size()));
-  set_update(index, job.scalars, job.loss_scale, update);
+  set_loss_gradients(index, means, std::ssize(batch.samples), update.loss_scale);
+  set_random(index, entry.graph.find_value(kRandomInput), number, first, static_cast<int64_t>(batch.samples.size()));
+  set_update(index, entry.scalars, entry.loss_scale, update);
   run(index);
-  means.add_losses(job.losses, here, scalars(index));
+  means.add_losses(entry.losses, std::ssize(batch.samples), here, scalars(index));
   return index;
 }
 
@@ -150,10 +151,11 @@ size_t Steps::run_joined(std::span<const Batch> batches, int64_t number, int64_t
         batches[i].samples, [&](ValueId value) { return runtime_.place(index, entry.values_of_batch[i][value]); }, here[i]);
     if (random != kNone) set_random(index, entry.values_of_batch[i][random], number, first + static_cast<int64_t>(i) * samples, samples);
   }
-  set_loss_gradients(index, means, loss_scale);
+  set_loss_gradients(index, means, std::ssize(batches[0].samples), loss_scale);
   run(index);
   for (size_t i = 0; i < batches.size(); ++i)
-    means.add_losses(entry.built.losses, here[i], [&](ValueId value) { return runtime_.scalar(index, entry.values_of_batch[i][value]); });
+    means.add_losses(entry.built.losses, std::ssize(batches[i].samples), here[i],
+                     [&](ValueId value) { return runtime_.scalar(index, entry.values_of_batch[i][value]); });
   return index;
 }
 
@@ -180,25 +182,23 @@ StepResult Steps::finish_step(size_t index, const UpdateNumbers& update, bool sa
 // --- an evaluation ----------------------------------------------------------------------------------------------------------------------
 
 Evaluated Steps::evaluate(const std::atomic<bool>& stop) {
-  const SampleRange& range = job_.valid_range;
-  const int64_t batch_size = job_.binding.batch, most = job_.options.eval_batches;
+  const SampleRange& range = job_.data.valid_samples;
+  const int64_t batch_size = job_.data.binding.batch, limit = job_.options.eval_batches;  // limit 0: all batches
   Evaluated result{.loss = std::numeric_limits<double>::quiet_NaN()};
   LossMeans means(planned_.set.entries[0].built.losses);
-  const int64_t usable = job_.batching(range).usable();
-  for (int64_t at = 0; at < usable && (most == 0 || result.batches < most); ++result.batches) {
+  const int64_t usable = job_.data.batching(range).usable();
+  for (int64_t at = 0; at < usable && (limit == 0 || result.batches < limit); ++result.batches) {
     std::vector<int64_t> taken;
     for (; static_cast<int64_t>(taken.size()) < batch_size && at < usable; ++at) taken.push_back(range.begin + at);
-    const Batch batch = job_.batch_of(range, std::move(taken));
+    const Batch batch = job_.data.batch_of(range, std::move(taken));
     size_t index = 0;
     const JobEntry& entry = entry_for({.kind = EntryKind::evaluate}, batch, &index);
     std::vector<double> here(means.counted.size());
     feeds_[index]->fill(batch.samples, places(index), here);
     if (!run(index, &stop)) return result;
-    // The mean of a model's own loss is weighted by samples, so that a short last batch counts for what it is.
-    const auto samples = static_cast<double>(batch.samples.size());
-    means.count_batch(entry.built.losses, static_cast<int64_t>(batch.samples.size()), samples);
+    means.count_batch(entry.built.losses, std::ssize(batch.samples));
     means.add_labels(here);
-    means.add_losses(entry.built.losses, here, scalars(index), samples);
+    means.add_losses(entry.built.losses, std::ssize(batch.samples), here, scalars(index));
   }
   if (means.counts()) result.loss = means.loss();
   return result;

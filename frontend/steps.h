@@ -1,5 +1,6 @@
-// Steps: brings batches into the inputs of a runtime's entries and runs them: an optimizer step, an evaluation. It owns the feeds, refers
-// to job, plan and runtime, and is for one thread at a time.
+// Steps: runs one optimizer step, or one evaluation. In go batches, which it brings into the inputs of a runtime's entries; out come the
+// loss and the gradient norm, and the weights in the runtime are updated. It owns the feeds, refers to job, plan and runtime, and is for
+// one thread at a time.
 
 #pragma once
 
@@ -40,7 +41,7 @@ class Steps {
 
   // The optimizer step of that number. Its update may be deferred: what reads weights then calls apply_deferred() first. `save_gradients`:
   // writes Options::save_gradients.
-  StepResult step(const StepBatches& window, int64_t number, const UpdateNumbers& update, bool save_gradients);
+  StepResult step(std::span<const Batch> batches, int64_t number, const UpdateNumbers& update, bool save_gradients);
   // Makes the update that is deferred, if one is.
   void apply_deferred();
   // On the held-out samples; `stop` ends it.
@@ -53,13 +54,13 @@ class Steps {
   std::function<float(ValueId)> scalars(size_t index) const;
   EntryWanted train_entry() const { return {.kind = EntryKind::train, .completes_update = deferred_.has_value()}; }
   LossMeans count_labels(std::span<const Batch> batches);
-  // One micro-batch, or several that go together; which entry ran. `first`: samples of the window before it.
+  // One micro-batch, or several that go together; which entry ran. `first`: samples of the step before them.
   size_t run_batch(const Batch& batch, int64_t number, int64_t first, const UpdateNumbers& update, LossMeans& means);
   size_t run_joined(std::span<const Batch> batches, int64_t number, int64_t first, float loss_scale, LossMeans& means);
   StepResult finish_step(size_t index, const UpdateNumbers& update, bool save, const LossMeans& means);
   // Inputs; kNone: nothing.
   void set_scalar(size_t index, ValueId input, float number);
-  void set_loss_gradients(size_t index, const LossMeans& means, float loss_scale);
+  void set_loss_gradients(size_t index, const LossMeans& means, int64_t samples, float loss_scale);
   void set_update(size_t index, const std::vector<ValueId>& scalars, ValueId loss_scale, const UpdateNumbers& update);
   void set_random(size_t index, ValueId input, int64_t number, int64_t first, int64_t samples);
 

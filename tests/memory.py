@@ -157,6 +157,17 @@ def test_a_larger_budget_changes_neither_memory_nor_result(tmp_path):
     assert len(hashes) == 1
 
 
+def test_measuring_the_machine_does_not_raise_the_smallest_budget(tmp_path):
+    """The trials use what the budget leaves."""
+    job = ["plan", *text(64), "--plan-json", "plan.json", "--recalibrate"]
+    smallest = smallest_budget(run(tmp_path, *job, "--budget", "1MB", code=4))
+    most = smallest_budget(run(tmp_path, *kept(64), "--budget", "1MB", code=4))
+    assert 3 * smallest < most
+    for budget in ["--budget", most], []:
+        run(tmp_path, *job, *budget)
+        assert json.loads((tmp_path / "plan.json").read_text())["minimum_budget_bytes"] == smallest
+
+
 def test_a_budget_says_what_is_computed_again(tmp_path):
     job = [*text(64), "--overwrite", "--log-file", "log", "--plan-json", "plan.json"]
     smallest = smallest_budget(run(tmp_path, *job, "--budget", "1MB", code=4))

@@ -113,6 +113,18 @@ const Walk::Control* Walk::find_control(const onnx::NodeDef& node) {
   return found == kControls.end() ? nullptr : &found->second;
 }
 
+// Turns, branches and positions are settled here, once for all batches.
+std::optional<Reason> Walk::run_control(Job& job, Control control) {
+  const size_t settled = job.node.op_type == "Loop" ? 2 : job.inputs.size();  // what follows goes from turn to turn
+  for (size_t i = 0; i < std::min(settled, job.inputs.size()); ++i) {
+    const ValueId value = job.inputs[i].value;
+    if (value == kNone || !selections_.has_counts(value)) continue;
+    return Reason{fmt::format("reads '{}', the number of elements that a node selects of each batch", graph_.value(value).name),
+                  "say with `selects` NODE=COUNT how many these are, if the number is always the same"};
+  }
+  return (this->*control)(job);
+}
+
 Builder Walk::builder(const Job& job) {
   Builder result(graph_);
   result.named(job.name, job.ordinal).folding(folder_);

@@ -23,6 +23,9 @@ void Selections::limit(const std::vector<SelectionLimit>& limits) {
 void Selections::finish() const {
   for (size_t i = 0; i < limits_.size(); ++i) {
     if (fitting_[i]) continue;
+    if (const auto second = seconds_.find(limits_[i].node); second != seconds_.end())
+      throw error(ErrorCode::usage, "`selects` {}: '{}' selects by the same mask as '{}': give the limit to that node", limits_[i].node,
+                  second->second.first, second->second.second);
     throw error(ErrorCode::usage, "`selects` {}: no node of that name selects by a mask of the batch; {}", limits_[i].node,
                 nodes_.empty() ? "there is none that does" : fmt::format("there are '{}'", fmt::join(nodes_, "', '")));
   }
@@ -118,7 +121,12 @@ ValueId Selections::first(Builder& builder, ValueId value, const Padding& paddin
 ValueId Selections::find(Lowering& l, ValueId given, const std::string& node) {
   constexpr int kDepth = 12;
   for (const Finder& finder : finders_) {
-    if (same(finder.mask, given, kDepth)) return finder.indices;
+    if (!same(finder.mask, given, kDepth)) continue;
+    for (const SelectionLimit& limit : limits_) {
+      if (fits(limit.node, node)) seconds_.emplace(limit.node, std::pair(node, finder.node));
+    }
+    nodes_.push_back(node);
+    return finder.indices;
   }
   ValueId mask = given;
   int64_t times = 1;
@@ -132,8 +140,11 @@ ValueId Selections::find(Lowering& l, ValueId given, const std::string& node) {
   nodes_.push_back(node);
   for (size_t i = 0; i < limits_.size(); ++i) {
     if (!fits(limits_[i].node, node) && limits_[i].node != l.node.op_type) continue;
+    if (!selection.counts.empty()) {  // what was said of the first node counts
+      seconds_.emplace(limits_[i].node, std::pair(node, selection.node));
+      continue;
+    }
     fitting_[i] = true;
-    if (!selection.counts.empty()) continue;  // what was said of the first node
     if (limits_[i].count % times != 0)
       throw error(ErrorCode::usage, "`selects` {}: '{}' selects {} elements together, and {} is no multiple of that", limits_[i].node, node,
                   times, limits_[i].count);
@@ -149,7 +160,7 @@ ValueId Selections::find(Lowering& l, ValueId given, const std::string& node) {
                                  all, size == all ? " (`selects` can say fewer)" : ""));
   selection.counts.try_emplace(times, found[1]);
   if (!selection.exact) padded_[found[0]] = {.count = {.selection = number, .times = times}, .axis = 1, .repeats = true};
-  finders_.push_back({.mask = given, .indices = found[0]});
+  finders_.push_back({.mask = given, .indices = found[0], .node = node});
   return found[0];
 }
 
@@ -262,9 +273,13 @@ bool Selections::lower_slice(Lowering& l) {
   std::vector<int64_t> places(static_cast<size_t>(limit));
   for (int64_t i = 0; i < limit; ++i) places[static_cast<size_t>(i)] = std::min(i, size - 1);
   ValueId result = l.emit("Gather", {x, l.constant(make_tensor<int64_t>({limit}, places))}, {{"axis", static_cast<int64_t>(axis)}});
-  padded_[result] = {.count = ends[0], .axis = axis};
-  if (size < limit)
+  const Padding padding{.count = ends[0], .axis = axis};
+  if (size < limit) {
+    padded_[result] = padding;
     result = l.emit("RepeatLast", {result, counted(l, ends[0]), result}, {{"axis", static_cast<int64_t>(axis)}, {"most", size}});
+  } else {
+    result = first(l, result, padding, 0);  // no gradient reaches rows that aren't taken
+  }
   l.output(0, result);
   return true;
 }
@@ -356,109 +371,21 @@ void Selections::visit(NodeId id) {
   if (!node.attributes.has("shape")) check_sizes(node);
 }
 
-// A constant as it would be if a selection's limit were greater by 1.
-Tensor Selections::longer(ValueId constant, int selection) const {
-  Tensor tensor = *graph_.constant(constant);
-  const std::vector<Count>& counts = counts_.at(constant);
-  const int64_t size = ort_train::size_of(tensor.dtype);
-  for (size_t i = 0; i < counts.size(); ++i) {
-    if (counts[i].selection != selection) continue;
-    const std::span<std::byte> element(tensor.bytes.data() + static_cast<int64_t>(i) * size, static_cast<size_t>(size));
-    fill_elements(element, tensor.dtype, static_cast<double>(size_of(counts[i]) + counts[i].times));
-  }
-  return tensor;
-}
-
-// Where a node reads counts: what it makes of one more tells what they are for.
-void Selections::use_counts(const OnnxNode& node, std::vector<ValueId>& results, const Again& again) {
-  int selection = Count::kNumber;
-  ValueId read = kNone;
-  bool is_plain = true;  // counts alone
-  for (const ValueId input : node.inputs) {
-    const auto counts = counts_.find(input);
-    if (input == kNone || counts == counts_.end()) continue;
-    read = input;
-    for (const Count& count : counts->second) {
-      is_plain &= count.selection >= 0;
-      if (count.selection == Count::kNumber) continue;
-      if (count.selection == Count::kOther || (selection >= 0 && count.selection != selection))
-        throw error(ErrorCode::unsupported, "reads '{}', which is computed from the number of elements that '{}' selects of a batch",
-                    graph_.value(input).name, fmt::join(nodes_, "' or '"));
-      selection = count.selection;
-    }
-  }
-  if (selection < 0) return;
-  const Selection& which = selections_[static_cast<size_t>(selection)];
-  std::vector<ValueId> inputs = node.inputs;
-  for (ValueId& input : inputs) {
-    if (input == kNone) continue;
-    const auto padding = padded_.find(input);
-    if (padding != padded_.end() && padding->second.count.selection == selection) {
-      TensorType type = graph_.value(input).type();
-      type.shape[padding->second.axis] += padding->second.count.times;
-      placeholders_.push_back(input = graph_.add_value({.name = "longer", .dtype = type.dtype, .shape = type.shape}));
-    } else if (counts_.contains(input)) {
-      input = graph_.add_constant(longer(input, selection), "longer");
-    }
-  }
-  std::vector<ValueId> others;
+// A Reshape to sizes that are fixed: padding must not be laid out anew.
+void Selections::check_reshape(const OnnxNode& node, ValueId result, const Again& again) {
+  const ValueId x = node.inputs[0];
+  const Padding& padding = padded_.at(x);
+  const int selection = padding.count.selection;
+  Shape expected = graph_.value(result).shape;
+  if (const auto found = padded_.find(result); found != padded_.end()) expected[found->second.axis] += found->second.count.times;
+  bool fits = false;
   try {
-    others = again(inputs);
+    const std::vector<ValueId> others =
+        made_of(node, selection, selections_[static_cast<size_t>(selection)].limit + 1, /*longer=*/true, again);
+    fits = graph_.value(others[0]).shape == expected;
   } catch (const Error&) {
-    throw error(ErrorCode::unsupported,
-                "wants '{}' to select {} elements of each batch, neither more nor fewer (where it does, `selects` {}={} says so)",
-                which.node, which.limit, which.node, which.limit);
   }
-  for (size_t i = 0; i < results.size(); ++i) {
-    if (results[i] == kNone) continue;
-    const Shape &shape = graph_.value(results[i]).shape, &other = graph_.value(others[i]).shape;
-    if (shape != other) {  // a size: the axis that grows is the selection's
-      size_t axis = 0;
-      while (axis < shape.size() && axis < other.size() && shape[axis] == other[axis]) ++axis;
-      const Count count{.selection = selection, .times = axis < shape.size() && axis < other.size() ? other[axis] - shape[axis] : 0};
-      Shape grown = shape;
-      if (count.times > 0) grown[axis] += count.times;
-      if (grown != other || shape[axis] != size_of(count))
-        throw error(ErrorCode::unsupported,
-                    "makes a tensor whose size is computed from the number of elements that '{}' selects of a batch", which.node);
-      padded_.try_emplace(results[i], Padding{.count = count, .axis = axis});
-      continue;
-    }
-    const Tensor *const is = graph_.constant(results[i]), *const would_be = graph_.constant(others[i]);
-    if (is != nullptr && would_be != nullptr) {
-      const std::vector<double> a = is->to_double(), b = would_be->to_double();
-      std::vector<Count> counts(a.size());
-      bool any = false;
-      for (size_t k = 0; k < a.size(); ++k) {
-        if (a[k] == b[k]) continue;
-        any = true;
-        counts[k] = {.selection = selection, .times = static_cast<int64_t>(b[k] - a[k])};
-        if (counts[k].times < 1 || a[k] != static_cast<double>(size_of(counts[k]))) counts[k] = {.selection = Count::kOther};
-      }
-      if (any) counts_[results[i]] = std::move(counts);
-      continue;
-    }
-    // A number: what is counted takes its place.
-    if (!is_plain)
-      throw error(ErrorCode::unsupported, "reads '{}', in which the number of elements that '{}' selects is one of several",
-                  graph_.value(read).name, which.node);
-    inputs = node.inputs;
-    const auto first = static_cast<NodeId>(graph_.node_count());
-    Builder builder(graph_);
-    builder.named(node.name);
-    for (ValueId& input : inputs) {
-      const auto counts = counts_.find(input);
-      if (input == kNone || counts == counts_.end()) continue;
-      const TensorType type = graph_.value(input).type();
-      if (counts->second.size() != 1)
-        throw error(ErrorCode::unsupported, "reads '{}', several numbers of elements that '{}' selects", graph_.value(input).name,
-                    which.node);
-      input = builder.reshape(builder.cast(counted(builder, counts->second[0]), type.dtype), type.shape);
-    }
-    results = again(inputs);
-    visit_from(first);
-    return;
-  }
+  if (!fits) refuse(x, "it meets an axis of fixed size there");
 }
 
 // To the last that is there now: what visiting them puts in is as it has to be.
@@ -497,6 +424,11 @@ void Selections::follow(const OnnxNode& node, std::vector<ValueId>& results, con
       counts[static_cast<size_t>(at)] = count;
       counts_[results[0]] = std::move(counts);
     }
+    return;
+  }
+  if (node.op_type == "Reshape" && padded_.contains(x) && !counts_.contains(node.inputs.back())) {
+    check_reshape(node, results[0], again);
+    next_ = static_cast<NodeId>(graph_.node_count());
     return;
   }
   const bool is_done = node.op_type == "Slice" && node.inputs.size() > 2 && counts_.contains(node.inputs[2]);

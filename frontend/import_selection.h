@@ -14,6 +14,7 @@
 
 #include <functional>
 #include <map>
+#include <set>
 #include <string>
 #include <unordered_map>
 #include <vector>
@@ -38,6 +39,8 @@ class Selections {
   using Again = std::function<std::vector<ValueId>(const std::vector<ValueId>& inputs)>;
   void follow(const OnnxNode& node, std::vector<ValueId>& results, const Again& again);
 
+  // Whether numbers of elements that a node selects are in it.
+  bool has_counts(ValueId value) const { return counts_.contains(value); }
   // The node by which a value has as many elements along an axis as it selects; null where there is none.
   const std::string* selecting(ValueId value) const;
   // Throws Error(usage) where one of the limits fits no selection.
@@ -56,6 +59,7 @@ class Selections {
   // many.
   struct Finder {
     ValueId mask, indices;
+    std::string node;
   };
   // So many times what a selection has.
   struct Count {
@@ -82,8 +86,21 @@ class Selections {
   void visit_from(NodeId first);
   void visit(NodeId id);
   void check_sizes(const Node& node) const;
+  // What a node reads of counts.
+  struct Reading {
+    int selection = Count::kNumber;
+    ValueId value = kNone;  // one in which they are
+    bool is_plain = true;   // each is a number of its own
+  };
+  Reading reading_of(const OnnxNode& node) const;
   void use_counts(const OnnxNode& node, std::vector<ValueId>& results, const Again& again);
-  Tensor longer(ValueId constant, int selection) const;
+  void grow(const OnnxNode& node, ValueId& result, ValueId other, int selection);
+  void read_as_number(const OnnxNode& node, std::vector<ValueId>& results, const Again& again);
+  void check_reshape(const OnnxNode& node, ValueId result, const Again& again);
+  std::vector<Count> counts_in(const OnnxNode& node, size_t output, ValueId result, int selection, const Again& again);
+  std::vector<ValueId> made_of(const OnnxNode& node, int selection, int64_t selected, bool longer, const Again& again);
+  std::set<int64_t> samples(const OnnxNode& node, int64_t limit) const;
+  Tensor of_count(ValueId constant, int selection, int64_t selected) const;
   bool same(ValueId a, ValueId b, int depth) const;
   ValueId first(Builder& builder, ValueId value, const Padding& padding, double otherwise);
   [[noreturn]] void refuse(ValueId value, const std::string& why) const;
@@ -92,7 +109,8 @@ class Selections {
   std::vector<ValueId>& placeholders_;
   std::vector<SelectionLimit> limits_;
   std::vector<bool> fitting_;
-  std::vector<std::string> nodes_;  // that select, for messages
+  std::map<std::string, std::pair<std::string, std::string>> seconds_;  // limit -> a node that it fits, and the first of the same mask
+  std::vector<std::string> nodes_;                                      // that select, for messages
   std::vector<std::string> notes_;
   std::vector<Selection> selections_;
   std::vector<Finder> finders_;

@@ -319,7 +319,7 @@ void Walk::node(const onnx::NodeDef& node, Scope& scope, const Site& site) {
   if (control) {
     std::optional<Reason> why;
     try {
-      why = (this->**control)(job);
+      why = run_control(job, *control);
       selections_.follow();
     } catch (const Error& e) {
       if (e.code() != ErrorCode::unsupported || visited_ > kMaxNodes) throw;

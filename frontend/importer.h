@@ -247,6 +247,7 @@ class Walk {
   // Control flow and sequences (import_control.cpp): each binds the node's outputs, or says why it can't.
   using Control = std::optional<Reason> (Walk::*)(Job& job);
   static const Control* find_control(const onnx::NodeDef& node);
+  std::optional<Reason> run_control(Job& job, Control control);
   std::optional<Reason> branch(Job& job);
   std::optional<Reason> loop(Job& job);
   std::optional<Reason> scan(Job& job);

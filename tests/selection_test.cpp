@@ -119,7 +119,7 @@ TEST_P(Selections, AreThoseOfAMaskThatIsKnown) {
 constexpr const char* kSelected = "at = NonZero (m)\n t = Transpose (at)\n s = GatherND (x, t)\n";
 
 std::vector<Selecting> selecting_cases() {
-  const std::string s = kSelected;
+  const std::string s = kSelected, n = "n = Shape <end = 1> (s)\n f = Cast <to = 11> (n)\n a = ReduceSum <keepdims = 0> (s, zero)\n";
   return {
       {"sum", s + "p = MatMul (s, w)\n q = Tanh (p)\n y = ReduceSum <keepdims = 0> (q)"},
       {"sum_over_rows", s + "p = Mul (s, s)\n y = ReduceSum <keepdims = 0> (p, zero)", "double[3] y"},
@@ -130,6 +130,25 @@ std::vector<Selecting> selecting_cases() {
                               f = Cast <to = 11> (k)
                               a = ReduceSum <keepdims = 0> (s, zero)
                               y = Div (a, f))",
+       "double[3] y", "", true},
+      // Numbers that are made of how many there are.
+      {"by_count", s + n + "p = Div (s, f)\n y = ReduceSum <keepdims = 0> (p)", "double y", "", true},
+      {"at_least_one", s + n + "k = Max (n, more)\n g = Cast <to = 11> (k)\n y = Div (a, g)", "double[3] y", ", int64[1] more = {1}"},
+      {"at_most_two", s + n + "k = Min (n, more)\n g = Cast <to = 11> (k)\n y = Mul (a, g)", "double[3] y", ", int64[1] more = {2}"},
+      {"more_than_three", s + n + "k = Greater (n, more)\n g = Cast <to = 11> (k)\n y = Mul (a, g)", "double[3] y",
+       ", int64[1] more = {3}"},
+      {"half", s + n + "k = Div (n, more)\n g = Cast <to = 11> (k)\n y = Mul (a, g)", "double[3] y", ", int64[1] more = {2}"},
+      {"one_less", s + n + "k = Sub (n, more)\n g = Cast <to = 11> (k)\n y = Mul (a, g)", "double[3] y", ", int64[1] more = {1}"},
+      {"ones", s + n + "v = ConstantOfShape <value = double[1] {1}> (n)\n c = ReduceSum <keepdims = 0> (v)\n y = Div (a, c)", "double[3] y",
+       "", true},
+      {"positions", s + n + R"(i = Squeeze (f)
+                               begin = Constant <value = double {0}> ()
+                               step = Constant <value = double {1}> ()
+                               r = Range (begin, i, step)
+                               q = Div (r, i)
+                               c = Unsqueeze (q, first)
+                               v = Mul (s, c)
+                               y = ReduceSum <keepdims = 0> (v, zero))",
        "double[3] y", "", true},
       {"largest", s + "y = ReduceMax <keepdims = 0> (s, zero)", "double[3] y", "", true},
       {"smallest", s + "y = ReduceMin <keepdims = 0> (s, zero)", "double[3] y", "", true},
@@ -257,12 +276,38 @@ TEST(SelectionRefusals, NameWhatSelectsAndWhatMeets) {
   EXPECT_HAS(refusal(s + "[meet] y = Add (s, x)", "float[n, 3] y"), "it meets an axis of fixed size there");
   EXPECT_HAS(refusal(s + "[other] b = Not (m)\n [rest] r = Compress <axis = 0> (x, b)\n y = Add (s, r)", "float[n, 3] y"),
              "meets what another node selects");
-  EXPECT_HAS(
-      refusal(s + "s1 = Shape <end = 1> (s)\n n = Sub (s1, one)\n f = Cast <to = 1> (n)\n a = ReduceSum (s)\n [divide] y = Div (a, f)",
-              "float[1, 1] y"),
-      "Cast 'f' reads 'n', which is computed from the number of elements that 'pick' selects of a batch");
+  EXPECT_HAS(refusal(s + "s1 = Shape (s)\n n = Sub (s1, one)\n f = Cast <to = 1> (n)\n a = ReduceSum (s)\n [divide] y = Div (a, f)",
+                     "float[1, 1] y"),
+             "Cast 'f' reads 'n', which is computed from the number of elements that 'pick' selects of a batch");
   EXPECT_THAT(error_of([&] { refusal(s + "y = ReduceSum (s)", "float[1, 1] y", {.selects = {{.node = "pic", .count = 3}}}); }).what(),
               HasSubstr("`selects` pic: no node of that name selects by a mask of the batch; there are 'pick'"));
+  EXPECT_THAT(error_of([&] {
+                refusal(s + "[again] b = NonZero (m)\n t2 = Transpose (b)\n g2 = GatherND (x, t2)\n h = Add (s, g2)\n y = ReduceSum (h)",
+                        "float[1, 1] y", {.selects = {{.node = "again", .count = 3}}});
+              }).what(),
+              HasSubstr("`selects` again: 'again' selects by the same mask as 'pick': give the limit to that node"));
+}
+
+// What is settled at import, once for all batches, can't hang on them; nor can rows be laid out anew, or come in another order.
+TEST(SelectionRefusals, NoNumberOfTurns) {
+  const std::string s = "[pick] at = NonZero (m)\n t = Transpose (at)\n g = GatherND (x, t)\n k = Shape <end = 1> (g)\n n = Squeeze (k)\n";
+  EXPECT_HAS(refusal(s + R"([turns] y = Loop (n, , w) <body = b (int64 i, bool c, float[3, 3] v) => (bool d, float[3, 3] o)
+                            { d = Identity (c) o = Add (v, v) }>)",
+                     "float[3, 3] y"),
+             "reads 'n', the number of elements that a node selects of each batch");
+  EXPECT_HAS(refusal(s + R"(none = Constant <value = int64 {0}> ()
+                            step = Constant <value = int64 {-1}> ()
+                            [down] r = Range (n, none, step)
+                            f = Cast <to = 1> (r)
+                            y = ReduceSum (f))",
+                     "float[1] y"),
+             "makes a tensor whose size is computed from the number of elements that 'pick' selects");
+  EXPECT_HAS(refusal(s + R"(wide = Concat <axis = 1> (g, g)
+                            sizes = Constant <value_ints = [6, -1]> ()
+                            [fixed] r = Reshape (wide, sizes)
+                            y = ReduceSum <keepdims = 0> (r, one))",
+                     "float[6] y"),
+             "it meets an axis of fixed size there");
 }
 
 TEST(SelectionRefusals, FollowPaddingThroughDropoutThatIsPutIn) {

@@ -30,9 +30,9 @@ inline std::vector<std::byte> value_behind(const KernelSpec& spec) {
   return value;
 }
 
-// The row that RepeatLast copies to the row at `place` of its axis.
+// The row that RepeatLast copies to the row at `place` of its axis; where none is selected it is the first.
 HOST_DEVICE inline int64_t repeated_row(int64_t row, int64_t place, int64_t count) {
-  return place < count || count == 0 ? row : row - place + count - 1;
+  return place < count ? row : row - place + (count > 0 ? count - 1 : 0);
 }
 
 ORT_TRAIN_OPS_END

@@ -3,9 +3,11 @@
 
 #pragma once
 
+#include <algorithm>
 #include <exception>
 #include <functional>
 #include <utility>
+#include <vector>
 
 #include "exec/float_environment.h"
 #include "frontend/ort_train.h"
@@ -38,12 +40,15 @@ class Boundary {
   template <typename Body> auto call(Body&& body) -> decltype(body()) {
     const FloatEnvironment environment;
     const Nesting nesting{*this, std::exchange(caller_, environment.before())};
-    if (calls_++ == 0) thrown_ = nullptr;  // nothing that an earlier call dealt with
+    ++calls_;
+    const size_t earlier = thrown_.size();
     try {
       return body();
     } catch (...) {
-      // A failure since then, such as that of a last checkpoint, is what has to be told.
-      if (const std::exception_ptr theirs = std::exchange(thrown_, nullptr); theirs == std::current_exception()) throw;
+      const std::vector<std::exception_ptr> theirs(thrown_.begin() + static_cast<ptrdiff_t>(earlier), thrown_.end());
+      thrown_.resize(earlier);
+      // Of several the first. A failure of another kind since then, such as that of a last checkpoint, is what has to be told.
+      if (std::find(theirs.begin(), theirs.end(), std::current_exception()) != theirs.end()) std::rethrow_exception(theirs.front());
       rethrow_as_error();
     }
   }
@@ -54,7 +59,7 @@ class Boundary {
     FloatEnvironment::Setting outer;
     ~Nesting() {
       boundary.caller_ = outer;
-      --boundary.calls_;
+      if (--boundary.calls_ == 0) boundary.thrown_.clear();
     }
   };
 
@@ -65,15 +70,15 @@ class Boundary {
       try {
         callback(report);
       } catch (...) {
-        if (!thrown_) thrown_ = std::current_exception();
+        thrown_.push_back(std::current_exception());
         throw;
       }
     };
   }
 
-  FloatEnvironment::Setting caller_{};  // the program's, in the call that is under way
-  std::exception_ptr thrown_{};         // by a callback, on its way out
-  int calls_ = 0;                       // under way, one in the other
+  FloatEnvironment::Setting caller_{};        // the program's, in the call that is under way
+  std::vector<std::exception_ptr> thrown_{};  // by callbacks, in the calls that are under way
+  int calls_ = 0;                             // under way, one in the other
 };
 
 }  // namespace ort_train

@@ -455,6 +455,7 @@ Loaded load_checkpoint(const std::string& output_dir, const CheckpointContent& c
     } catch (const std::bad_alloc&) {
       throw;
     } catch (const std::exception& problem) {
+      if (preparing) throw;  // the system's, or a callback's
       skip(candidate.folder, problem.what(), ErrorCode::corrupt);
     }
   }

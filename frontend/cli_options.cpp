@@ -56,6 +56,19 @@ void add_shapes(const std::string& text, std::map<std::string, int64_t>& shapes)
   }
 }
 
+// "64,128,256"
+std::vector<int64_t> whole_numbers(const char* option, const std::string& text) {
+  std::vector<int64_t> numbers;
+  for (size_t at = 0; at <= text.size();) {
+    const size_t end = std::min(text.find(',', at), text.size());
+    const std::string item = text.substr(at, end - at);
+    if (item.empty() || !CLI::detail::lexical_cast(item, numbers.emplace_back()))
+      throw usage(fmt::format("{} {}: '{}' is not a whole number", option, text, item));
+    at = end + 1;
+  }
+  return numbers;
+}
+
 // "num_cycles=2,power=1", or {"num_cycles": 2}; of JSON, null is as if it weren't given.
 void add_scheduler_arguments(const std::string& text, std::map<std::string, std::string>& arguments) {
   const auto refuse = [&](const std::string& item, const char* why) {
@@ -109,7 +122,7 @@ ParamGroup parse_param_group(const std::string& text) {
 
 // What needs more than a conversion.
 struct Raw {
-  std::string budget, host_budget, nvme_budget, nvme_endurance, scheduler_arguments, recipe;
+  std::string budget, host_budget, nvme_budget, nvme_endurance, scheduler_arguments, recipe, length_buckets;
   std::vector<std::string> shapes, bound, dump_after, batch_norm, dropout, selects, param_groups;
   double warmup_ratio = 0;
   bool gradient_checkpointing = false;
@@ -194,9 +207,9 @@ void add_options(CLI::App& app, CommandLine& line, Raw& raw) {
                  "samples in a batch (default: the model's size if it is fixed, else 8)")
       ->group(data);
   app.add_option("--seq-length", o.seq_length, "tokens in a sample of text (default: the model's length if it is fixed)")->group(data);
-  app.add_option("--length-buckets", o.length_buckets,
-                 "of arrays: cut each batch to the first of these lengths that holds all its samples, by attention_mask")
-      ->delimiter(',')
+  app.add_option(
+         "--length-buckets", raw.length_buckets,
+         "of arrays: cut each batch to the first of these lengths, separated by commas, that holds all its samples, by attention_mask")
       ->group(data);
   app.add_flag("--no-shuffle", raw.no_shuffle, "take the samples in the file's order")->group(data);
   add(data, "--validation-split", o.validation_split, "with --eval-steps and a single data file: the share at its end that is held out");
@@ -511,6 +524,7 @@ CommandLine parse_command_line(int argc, const char* const* argv) {
   if (raw.gradient_checkpointing && o.recompute != "auto")
     throw usage(fmt::format("--gradient-checkpointing leaves it to the budget, --recompute {} does not: give one of them", o.recompute));
   if (o.profile.empty()) o.profile = default_profile();
+  if (!raw.length_buckets.empty()) o.length_buckets = whole_numbers("--length-buckets", raw.length_buckets);
   for (const std::string& shape : raw.shapes) add_shapes(shape, o.shapes);
   for (const std::string& item : raw.bound) {
     const size_t equals = item.find('=');

@@ -281,7 +281,7 @@ double Loop::Training::evaluate() {
     schedule.def->observe(schedule, state_.schedule, evaluated.loss);
     state_.schedule.step = evaluated.step;
   }
-  if (std::isfinite(evaluated.loss)) {
+  if (!was_ended) {
     summary_.eval_loss = evaluated.loss;
     tell(loop_.callbacks_.on_eval, evaluated);
   }
@@ -308,6 +308,7 @@ void Loop::Training::finish() {
     summary_.model_path = loop_.folder_.write_model(loop_.runtime_);
   }
   write_reports();
+  if (thrown_) std::rethrow_exception(thrown_);
 }
 
 // A report that can't be written is told of at the end: the run is saved and its model is there by now.

@@ -21,11 +21,14 @@ namespace {
 
 std::atomic<Trainer*> running{nullptr};
 std::atomic<int> caught{0};
+std::atomic<bool> ends{false};  // the run is over: saved, or failed
 
-// The first signal asks for an end, the second makes one; before there is anything to save the first does.
+// The first signal asks for an end, the second makes one; before there is anything to save the first does. Of a run that ends anyway the
+// first changes nothing.
 extern "C" void on_signal(int number) {
   Trainer* trainer = running.load();
   const bool is_first = caught.exchange(number) == 0;
+  if (is_first && ends) return;
   if (is_first && trainer == nullptr) {
     constexpr std::string_view kStopped = "\nstopped     before there was anything to save\n";
     [[maybe_unused]] const ssize_t written = write(STDERR_FILENO, kStopped.data(), kStopped.size());
@@ -120,7 +123,8 @@ int stopped_code(const Summary& summary, const Progress& progress) {
 }
 
 int train_model(const CommandLine& line) {
-  Progress progress(line.options.budget, line.logging_steps);
+  // On a GPU the budget is of another memory than what steps tell of.
+  Progress progress(line.options.device == "cpu" ? line.options.budget : 0, line.logging_steps);
   // oneTBB's number of threads belongs to programs, not to libraries.
   std::optional<tbb::global_control> threads;
   if (line.options.threads > static_cast<int>(tbb::global_control::active_value(tbb::global_control::max_allowed_parallelism))) {
@@ -158,15 +162,18 @@ int train_model(const CommandLine& line) {
       const int caught_before = caught;
       progress.line("sample", "");
       progress.print(trainer.sample("", line.sample_length, 0.8, line.options.seed) + "\n");
+      ends = true;
       running = nullptr;
       if (caught != caught_before) return 128 + caught;
     }
+    ends = true;
     running = nullptr;
     if (summary.stopped) return stopped_code(summary, progress);
     if (!progress.failure().empty())
       throw Error(ErrorCode::io, fmt::format("{}; the run is done: {}", progress.failure(), summary.model_path));
     return 0;
   } catch (...) {
+    ends = true;
     running = nullptr;
     progress.end();
     throw;

@@ -143,10 +143,10 @@ std::map<std::string, std::vector<float>> predict_batch(const Binding& binding, 
   std::map<std::string, std::vector<float>> outputs;
   for (ValueId id : entry.built.outputs) {
     const Value& output = graph.value(id);
-    if (output.dtype != DType::float32) continue;
+    if (!is_floating(output.dtype)) continue;
     std::vector<float>& values = outputs[graph.output_name(id)];
     values.resize(static_cast<size_t>(element_count(output.shape)));
-    std::memcpy(values.data(), runtime.bytes(index, id).data(), values.size() * sizeof(float));
+    convert(element_of(output.dtype), runtime.bytes(index, id), DType::float32, std::as_writable_bytes(std::span(values)));
   }
   return outputs;
 }

@@ -10,6 +10,14 @@
 namespace ort_train {
 namespace {
 
+// body<T>() for the type that gradients have: float32, or what the weight itself has of float64 and bfloat16.
+template <typename Body> void for_gradient(DType dtype, const Body& body) {
+  if (dtype == DType::float64) return body.template operator()<double>();
+  if (dtype == DType::bfloat16) return body.template operator()<bfloat16>();
+  require(dtype == DType::float32, "gradients of another type");
+  body.template operator()<float>();
+}
+
 template <typename T> void write_divided(std::span<const std::byte> bytes, float inverse, int64_t offset, const ByteSink& sink) {
   std::array<T, 4096> buffer;
   for (size_t done = 0; done < bytes.size();) {
@@ -21,10 +29,19 @@ template <typename T> void write_divided(std::span<const std::byte> bytes, float
   }
 }
 
-// Gradients without the loss scale. They are float32, or of the 16 bits that the weight itself has.
+// Gradients without the loss scale.
 void write_unscaled(std::span<const std::byte> bytes, DType dtype, float loss_scale, int64_t offset, const ByteSink& sink) {
   if (loss_scale == 1) return sink(offset, bytes);
-  (dtype == DType::bfloat16 ? write_divided<bfloat16> : write_divided<float>)(bytes, inverse_loss_scale(loss_scale), offset, sink);
+  for_gradient(dtype, [&]<typename T>() { write_divided<T>(bytes, inverse_loss_scale(loss_scale), offset, sink); });
+}
+
+// sum += more
+void add_up(DType dtype, std::span<std::byte> sum, std::span<const std::byte> more) {
+  for_gradient(dtype, [&]<typename T>() {
+    T* const to = reinterpret_cast<T*>(sum.data());
+    const T* const from = reinterpret_cast<const T*>(more.data());
+    for (size_t i = 0; i < sum.size() / sizeof(T); ++i) to[i] = ort_train::store<T>(load(to[i]) + load(from[i]));
+  });
 }
 
 }  // namespace
@@ -43,9 +60,7 @@ void write_gradients(const Job& job, const PlannedJob& planned, Runtime& runtime
     for (size_t use = 1; use < uses.size(); ++use) {
       const std::string& other = graph.value(uses[use]).name;
       const auto sum = runtime.persistent(first), from = runtime.persistent(other, 1);
-      float* to = reinterpret_cast<float*>(sum.data());
-      const float* more = reinterpret_cast<const float*>(from.data());
-      for (size_t i = 0; i < sum.size() / sizeof(float); ++i) to[i] += more[i];
+      add_up(graph.value(uses[0]).dtype, sum, from);
       std::memset(from.data(), 0, from.size());
       runtime.changed(first);
       runtime.changed(other, 1);

@@ -10,6 +10,7 @@
 #include <iterator>
 #include <numeric>
 
+#include "graph/utf8.h"
 #include "passes/plan_report.h"
 
 namespace ort_train {
@@ -32,9 +33,17 @@ constexpr Style kStack[] = {{Purpose::weights, "#0072b2"},  {Purpose::optimizer,
                             {Purpose::workspace, "#d55e00"}};
 constexpr const char* kReserveColour = "#d5d5d5";
 
+// Names come from the model's file: what isn't UTF-8 becomes '?'.
 std::string escaped(std::string_view text) {
   std::string result;
-  for (const char c : text) {
+  for (size_t at = 0; at < text.size();) {
+    char32_t character = 0;
+    const int bytes = decode_utf8(text.substr(at), character);
+    const char c = bytes > 0 ? text[at] : '?';
+    const size_t next = at + static_cast<size_t>(std::max(bytes, 1));
+    if (bytes > 1) result += text.substr(at, next - at);
+    at = next;
+    if (bytes > 1) continue;
     switch (c) {
       case '&':
         result += "&amp;";

@@ -165,7 +165,7 @@ std::string to_json(const Problem& problem) {
   }
   Json& runs = json["runs"] = Json::array();
   for (const Run& run : problem.runs) runs.push_back(to_json(run));
-  return json.dump() + "\n";
+  return json.dump(-1, ' ', /*ensure_ascii=*/false, Json::error_handler_t::replace) + "\n";
 }
 
 Problem problem_from_json(const std::string& text) {

@@ -9,8 +9,11 @@
 #include "frontend/ort_train.h"
 #include "frontend/safetensors.h"
 #include "test_paths.h"
+#include "tests/arrays.h"
 #include "tests/nominal_machine.h"
+#include "tests/onnx_models.h"
 #include "tests/token_data.h"
+#include "tests/trainer_runs.h"
 
 namespace ort_train {
 namespace {
@@ -125,6 +128,59 @@ INSTANTIATE_TEST_SUITE_P(Models, Accumulation,
                            for (char& c : name) c = std::isalnum(static_cast<unsigned char>(c)) ? c : '_';
                            return name;
                          });
+
+// A weight with two uses has two sums, of its own type.
+struct DoubleAccumulation : TrainerRuns {
+  static constexpr int64_t kSamples = 8, kWidth = 4;
+
+  Options options() const {
+    std::vector<std::string> weights;
+    for (int64_t i = 0; i < kWidth * kWidth; ++i) weights.push_back(fmt::format("{}", (i * 7 % 11 - 5) / 8.0));
+    const std::string model =
+        fixtures::write_model(folder, fmt::format(R"(<ir_version: 8, opset_import: ["" : 17]> g (double[batch, 4] x) => (double[batch, 4] y)
+                               <double[4, 4] w = {{{}}}> {{ h = MatMul (x, w) t = Tanh (h) y = MatMul (t, w) }})",
+                                                  fmt::join(weights, ", ")));
+    Arrays arrays;
+    arrays.add("x", {kSamples, kWidth}, numbers(kSamples * kWidth, 104'729))
+        .add("labels", {kSamples, kWidth}, numbers(kSamples * kWidth, 613));
+    Options o{.model = model, .data = arrays.write(folder / "data.safetensors"), .loss = "mse"};
+    o.batch_size = 2;
+    o.gradient_accumulation_steps = 2;
+    o.shuffle = false;
+    o.learning_rate = 1e-2;
+    o.max_steps = 3;
+    o.threads = 2;
+    o.profile = profile;
+    return o;
+  }
+  std::vector<double> gradient_of(Options o) {
+    o.save_gradients = folder / "gradients.safetensors";
+    saved = train(o);
+    const File file = File::open(o.save_gradients);
+    const SafetensorsHeader header = read_safetensors_header(file, ErrorCode::data);
+    std::vector<double> gradient(kWidth * kWidth);
+    file.read(header.find("w")->offset, std::as_writable_bytes(std::span(gradient)));
+    return gradient;
+  }
+  Run saved;
+};
+
+TEST_F(DoubleAccumulation, SavedGradientsAreOfTheWeightsTypeAndChangeNothing) {
+  Options o = options();
+  const Run plain = train(o);
+  const std::vector<double> gradient = gradient_of(o);
+  EXPECT_EQ(saved.summary.weights_hash, plain.summary.weights_hash);
+  EXPECT_EQ(saved.losses, plain.losses);
+  o.loss_scale = "1024";
+  EXPECT_EQ(gradient_of(o), gradient);
+  o = options();
+  o.batch_size = 4;
+  o.gradient_accumulation_steps = 1;
+  const std::vector<double> whole = gradient_of(o);
+  for (size_t i = 0; i < whole.size(); ++i) EXPECT_NEAR(gradient[i], whole[i], 1e-6 * std::max(1.0, std::abs(whole[i]))) << i;
+  o.predict_batch_size = 2;
+  EXPECT_EQ(Trainer(o).predict({}, {{"x", numbers(2 * kWidth, 17)}}).at("y").size(), static_cast<size_t>(2 * kWidth));
+}
 
 }  // namespace
 }  // namespace ort_train

@@ -356,6 +356,29 @@ TEST_F(Library, TheFirstOfSeveralExceptionsComesOut) {
   }
 }
 
+TEST_F(Library, TheFirstComesOutThoughSavingIsInterrupted) {
+  const Options o = options();
+  bool noted = false;
+  Trainer trainer(o, {.on_step =
+                          [&](const StepReport&) {
+                            std::filesystem::rename(o.output_dir, o.output_dir + "-elsewhere");
+                            throw 7;
+                          },
+                      .on_note =
+                          [&](const std::string& note) {
+                            if (note.find("was moved") == std::string::npos) return;
+                            noted = true;
+                            throw 8;
+                          }});
+  try {
+    trainer.train();
+    ADD_FAILURE() << "nothing was thrown";
+  } catch (const int thrown) {
+    EXPECT_EQ(thrown, 7);
+    EXPECT_TRUE(noted);
+  }
+}
+
 // What a callback throws that another call gave it.
 TEST_F(Library, AnErrorOfACallInACallbackComesOutOnce) {
   Trainer* self = nullptr;

@@ -199,6 +199,8 @@ def test_reports_replace_their_own_kind_alone(tmp_path):
         (tmp_path / "mine").write_text("a letter")
         refused(tmp_path, USAGE, f"{option} mine: is there already and isn't known as such a file of ort-train", *job, option, "mine")
         assert (tmp_path / "mine").read_text() == "a letter"
+    (tmp_path / "mine").write_text('{"theme": "dark"}')
+    refused(tmp_path, USAGE, "--profile mine: is there already and isn't known as such a file of ort-train", *job, "--profile", "mine")
     all_reports = [part for option in REPORTS for part in (option, option[2:])] + ["--dump-after", "simplify", "simplified.onnx"]
     for _ in range(2):
         run(tmp_path, *job, *all_reports)

@@ -39,14 +39,12 @@ class Boundary {
 
   template <typename Body> auto call(Body&& body) -> decltype(body()) {
     const FloatEnvironment environment;
-    const Nesting nesting{*this, std::exchange(caller_, environment.before())};
-    ++calls_;
     const size_t earlier = thrown_.size();
+    const Nesting nesting{*this, std::exchange(caller_, environment.before()), earlier};
     try {
       return body();
     } catch (...) {
       const std::vector<std::exception_ptr> theirs(thrown_.begin() + static_cast<ptrdiff_t>(earlier), thrown_.end());
-      thrown_.resize(earlier);
       // Of several the first. A failure of another kind since then, such as that of a last checkpoint, is what has to be told.
       if (std::find(theirs.begin(), theirs.end(), std::current_exception()) != theirs.end()) std::rethrow_exception(theirs.front());
       rethrow_as_error();
@@ -57,9 +55,10 @@ class Boundary {
   struct Nesting {
     Boundary& boundary;
     FloatEnvironment::Setting outer;
+    size_t thrown;  // by callbacks before the call
     ~Nesting() {
       boundary.caller_ = outer;
-      if (--boundary.calls_ == 0) boundary.thrown_.clear();
+      boundary.thrown_.resize(thrown);  // what was thrown within the call is dealt with, or on its way out
     }
   };
 
@@ -78,7 +77,6 @@ class Boundary {
 
   FloatEnvironment::Setting caller_{};        // the program's, in the call that is under way
   std::vector<std::exception_ptr> thrown_{};  // by callbacks, in the calls that are under way
-  int calls_ = 0;                             // under way, one in the other
 };
 
 }  // namespace ort_train

@@ -62,8 +62,9 @@ std::vector<int64_t> whole_numbers(const char* option, const std::string& text) 
   for (size_t at = 0; at <= text.size();) {
     const size_t end = std::min(text.find(',', at), text.size());
     const std::string item = text.substr(at, end - at);
-    if (item.empty() || !CLI::detail::lexical_cast(item, numbers.emplace_back()))
-      throw usage(fmt::format("{} {}: '{}' is not a whole number", option, text, item));
+    if (item.empty()) throw usage(fmt::format("{} '{}' is no list of numbers separated by commas", option, text));
+    if (const std::string wrong = misread_value(option, item, "INT"); !wrong.empty()) throw usage(wrong);
+    CLI::detail::lexical_cast(item, numbers.emplace_back());
     at = end + 1;
   }
   return numbers;
@@ -122,7 +123,8 @@ ParamGroup parse_param_group(const std::string& text) {
 
 // What needs more than a conversion.
 struct Raw {
-  std::string budget, host_budget, nvme_budget, nvme_endurance, scheduler_arguments, recipe, length_buckets;
+  std::string budget, host_budget, nvme_budget, nvme_endurance, scheduler_arguments, recipe;
+  std::optional<std::string> length_buckets;
   std::vector<std::string> shapes, bound, dump_after, batch_norm, dropout, selects, param_groups;
   double warmup_ratio = 0;
   bool gradient_checkpointing = false;
@@ -524,7 +526,7 @@ CommandLine parse_command_line(int argc, const char* const* argv) {
   if (raw.gradient_checkpointing && o.recompute != "auto")
     throw usage(fmt::format("--gradient-checkpointing leaves it to the budget, --recompute {} does not: give one of them", o.recompute));
   if (o.profile.empty()) o.profile = default_profile();
-  if (!raw.length_buckets.empty()) o.length_buckets = whole_numbers("--length-buckets", raw.length_buckets);
+  if (raw.length_buckets) o.length_buckets = whole_numbers("--length-buckets", *raw.length_buckets);
   for (const std::string& shape : raw.shapes) add_shapes(shape, o.shapes);
   for (const std::string& item : raw.bound) {
     const size_t equals = item.find('=');

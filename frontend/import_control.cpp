@@ -116,13 +116,17 @@ const Walk::Control* Walk::find_control(const onnx::NodeDef& node) {
 // Turns, branches and positions are settled here, once for all batches.
 std::optional<Reason> Walk::run_control(Job& job, Control control) {
   const size_t settled = job.node.op_type == "Loop" ? 2 : job.inputs.size();  // what follows goes from turn to turn
-  for (size_t i = 0; i < std::min(settled, job.inputs.size()); ++i) {
-    const ValueId value = job.inputs[i].value;
-    if (value == kNone || !selections_.has_counts(value)) continue;
-    return Reason{fmt::format("reads '{}', the number of elements that a node selects of each batch", graph_.value(value).name),
+  if (auto reason = refuse_counts(std::span(job.inputs).first(std::min(settled, job.inputs.size())))) return reason;
+  return (this->*control)(job);
+}
+
+std::optional<Reason> Walk::refuse_counts(std::span<const Meaning> meanings) const {
+  for (const Meaning& meaning : meanings) {
+    if (meaning.value == kNone || !selections_.has_counts(meaning.value)) continue;
+    return Reason{fmt::format("reads '{}', the number of elements that a node selects of each batch", graph_.value(meaning.value).name),
                   "say with `selects` NODE=COUNT how many these are, if the number is always the same"};
   }
-  return (this->*control)(job);
+  return std::nullopt;
 }
 
 Builder Walk::builder(const Job& job) {
@@ -244,6 +248,7 @@ std::optional<Reason> Walk::loop(Job& job) {
     if (i < carried) {
       bind(job, i, inputs[kFirst + i]);
     } else if (const std::vector<Meaning>& turns = rows[i - carried]; !turns.empty()) {
+      if (auto reason = refuse_counts(turns)) return reason;
       bind(job, i, {.value = stack(b, tensors_of(turns), 0), .tainted = any_tainted(turns)});
     } else if (job.site.uses.contains(job.node.outputs[i])) {
       return Reason{fmt::format("repeats its body no time, so its output '{}' is empty", job.node.outputs[i]),
@@ -297,6 +302,7 @@ std::optional<Reason> Walk::scan_once(Job& job, const ScanForm& form, std::vecto
   }
   results.assign(inputs.begin(), inputs.begin() + static_cast<std::ptrdiff_t>(form.states));
   for (size_t row = 0; row < form.rows; ++row) {
+    if (auto reason = refuse_counts(rows[row])) return reason;
     if (form.is_stacked_backward(row)) std::reverse(rows[row].begin(), rows[row].end());
     results.push_back({.value = stack(b, tensors_of(rows[row]), form.output_axis(row)), .tainted = any_tainted(rows[row])});
   }
@@ -340,8 +346,10 @@ std::optional<Reason> Walk::scan(Job& job) {
       if (results.empty()) break;
       for (size_t i = 0; i < results.size(); ++i) of_samples[i].push_back(results[i]);
     }
-    for (size_t i = 0; i < results.size(); ++i)
+    for (size_t i = 0; i < results.size(); ++i) {
+      if (auto reason = refuse_counts(of_samples[i])) return reason;
       results[i] = {.value = stack(b, tensors_of(of_samples[i]), 0), .tainted = any_tainted(of_samples[i])};
+    }
   }
   for (size_t i = 0; i < results.size() && i < job.node.outputs.size(); ++i) bind(job, i, results[i]);
   leave_unknown(job);
@@ -451,6 +459,7 @@ std::optional<Reason> Walk::concat_from_sequence(Job& job) {
   if (!job.inputs.at(0).sequence) return kNoSequence;
   const std::vector<Meaning>& elements = *job.inputs[0].sequence;
   if (elements.empty()) return Reason{"joins an empty sequence", "export the model without it"};
+  if (auto reason = refuse_counts(elements)) return reason;
   const std::vector<ValueId> values = tensors_of(elements);
   Builder b = builder(job);
   const int64_t axis = job.node.attributes.get("axis", int64_t{0});

@@ -100,6 +100,9 @@ std::vector<Selections::Count> Selections::counts_in(const OnnxNode& node, size_
                                                      const Again& again) {
   const int64_t limit = selections_[static_cast<size_t>(selection)].limit;
   const std::vector<double> all = graph_.constant(result)->to_double();
+  constexpr size_t kMostElements = size_t{1} << 16;  // sizes are few, and each sample is a tensor more
+  const std::vector<Count> neither(std::max<size_t>(all.size(), 1), Count{.selection = Count::kOther});
+  if (all.size() > kMostElements) return neither;
   std::vector<Count> counts(all.size());
   const auto made = [&](int64_t selected) {
     std::vector<double> numbers;
@@ -114,11 +117,12 @@ std::vector<Selections::Count> Selections::counts_in(const OnnxNode& node, size_
   for (size_t i = 0; i < all.size() && more.size() == all.size(); ++i) {
     const double times = more[i] - all[i];
     if (times == 0) continue;
-    counts[i] = {.selection = times >= 1 ? selection : Count::kOther, .times = static_cast<int64_t>(times)};
+    const bool may_be = times >= 1 && times < 0x1p62;
+    counts[i] = {.selection = may_be ? selection : Count::kOther, .times = may_be ? static_cast<int64_t>(times) : 1};
   }
   for (const int64_t selected : samples(node, limit)) {
     const std::vector<double> numbers = made(selected);
-    if (numbers.size() != all.size()) return std::vector<Count>(all.size(), Count{.selection = Count::kOther});
+    if (numbers.size() != all.size()) return neither;
     for (size_t i = 0; i < all.size(); ++i) {
       const double expected = counts[i].selection >= 0 ? static_cast<double>(selected * counts[i].times) : all[i];
       if (numbers[i] != expected) counts[i] = {.selection = Count::kOther};
@@ -148,7 +152,8 @@ void Selections::read_as_number(const OnnxNode& node, std::vector<ValueId>& resu
 
 // A result that has one row more along an axis where one more is selected.
 void Selections::grow(const OnnxNode& node, ValueId& result, ValueId other, int selection) {
-  static constexpr std::array<std::string_view, 5> kDifferent{"Resize", "Upsample", "OneHot", "CenterCropPad", "AffineGrid"};
+  static constexpr std::array<std::string_view, 10> kDifferent{"Resize", "Upsample", "OneHot",     "CenterCropPad", "AffineGrid",
+                                                               "DFT",    "STFT",     "HannWindow", "HammingWindow", "BlackmanWindow"};
   const Selection& which = selections_[static_cast<size_t>(selection)];
   const Shape shape = graph_.value(result).shape, longer = graph_.value(other).shape;
   size_t axis = 0;
@@ -171,11 +176,12 @@ void Selections::grow(const OnnxNode& node, ValueId& result, ValueId other, int 
     throw error(ErrorCode::unsupported, "makes a tensor whose size is computed from the number of elements that '{}' selects of a batch",
                 which.node);
   const Padding padding{.count = count, .axis = axis};
-  if (rows == nullptr) {
+  if (rows == nullptr && std::find(node.inputs.begin(), node.inputs.end(), result) == node.inputs.end()) {
     padded_.try_emplace(result, padding);
     return;
   }
-  Builder builder(graph_);  // folding would lose sight of the padding
+  if (padded_.contains(result)) return;
+  Builder builder(graph_);  // folding would lose sight of the padding; what else reads an input doesn't see it padded
   builder.named(node.name);
   result = first(builder, result, padding, 0);
 }

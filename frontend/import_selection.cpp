@@ -36,6 +36,14 @@ const std::string* Selections::selecting(ValueId value) const {
   return found == padded_.end() ? nullptr : &selection(found->second).node;
 }
 
+std::pair<const std::string*, std::string> Selections::of_output(ValueId value) const {
+  if (const std::string* const node = selecting(value); node != nullptr)
+    return {node, fmt::format("has as many elements as '{}' selects of each batch, so that no labels can fit it", *node)};
+  if (!counts_.contains(value)) return {nullptr, ""};
+  const std::string& node = nodes_.front();
+  return {&node, fmt::format("is made of the number of elements that '{}' selects of each batch, which is no constant", node)};
+}
+
 void Selections::refuse(ValueId value, const std::string& why) const {
   const Padding& padding = padded_.at(value);
   const std::string& node = selection(padding).node;
@@ -123,14 +131,15 @@ ValueId Selections::find(Lowering& l, ValueId given, const std::string& node) {
   for (const Finder& finder : finders_) {
     if (!same(finder.mask, given, kDepth)) continue;
     for (const SelectionLimit& limit : limits_) {
-      if (fits(limit.node, node)) seconds_.emplace(limit.node, std::pair(node, finder.node));
+      if (fits(limit.node, node) || limit.node == l.node.op_type) seconds_.emplace(limit.node, std::pair(node, finder.node));
     }
-    nodes_.push_back(node);
+    if (std::find(nodes_.begin(), nodes_.end(), node) == nodes_.end()) nodes_.push_back(node);
     return finder.indices;
   }
   ValueId mask = given;
   int64_t times = 1;
   const ValueId base = mask_of(mask, times);
+  if (element_count(l.shape(base)) == 0) l.fail("selects by a mask that has no elements");
   int number = selection_of(base);
   if (number == Count::kNumber) {
     number = static_cast<int>(selections_.size());
@@ -244,7 +253,7 @@ bool Selections::lower_sum(Lowering& l) {
   const bool is_all = !axes.empty() || l.node.attributes.get("noop_with_empty_axes", 0) == 0;
   if (count.selection < 0 || !is_all || element_count(shape) != element_count(l.shape(x))) return false;
   const bool keeps = l.node.attributes.get("keepdims", 1) != 0;
-  Tensor constant(l.dtype(l.input(0)), Shape(keeps ? shape.size() : 0, 1));
+  Tensor constant(l.dtype(l.input(0)), Shape(keeps ? shape.size() : axes.empty() ? 0 : shape.size() - axes.size(), 1));
   fill_elements(constant.bytes, constant.dtype, static_cast<double>(size_of(count)));
   const ValueId result = l.constant(std::move(constant));
   if (!selections_[static_cast<size_t>(count.selection)].exact) counts_[result] = {count};

@@ -43,6 +43,8 @@ class Selections {
   bool has_counts(ValueId value) const { return counts_.contains(value); }
   // The node by which a value has as many elements along an axis as it selects; null where there is none.
   const std::string* selecting(ValueId value) const;
+  // The node on which a model's output hangs that is padded, or a number of elements, and what is wrong with that; null: none.
+  std::pair<const std::string*, std::string> of_output(ValueId value) const;
   // Throws Error(usage) where one of the limits fits no selection.
   void finish() const;
   const std::vector<std::string>& notes() const { return notes_; }

@@ -132,9 +132,9 @@ void Walk::run(const ImportOptions& options) {
   for (const onnx::ValueDef& value : model_.graph.outputs) {
     const auto meaning = main_.names.find(value.name);
     if (meaning == main_.names.end() || meaning->second.value == kNone) continue;
-    if (const std::string* const node = selections_.selecting(meaning->second.value); node != nullptr) {
+    if (const auto [node, reason] = selections_.of_output(meaning->second.value); node != nullptr) {
       found.push_back({{.node = fmt::format("output '{}'", value.name),
-                        .reason = fmt::format("has as many elements as '{}' selects of each batch, so that no labels can fit it", *node),
+                        .reason = reason,
                         .hint = fmt::format("take the loss in the model, before exporting it; where the number is always the same, say so "
                                             "(`selects` {}=COUNT)",
                                             *node)},

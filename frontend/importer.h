@@ -5,6 +5,7 @@
 #include <map>
 #include <optional>
 #include <set>
+#include <span>
 #include <string>
 #include <tuple>
 #include <unordered_map>
@@ -248,6 +249,7 @@ class Walk {
   using Control = std::optional<Reason> (Walk::*)(Job& job);
   static const Control* find_control(const onnx::NodeDef& node);
   std::optional<Reason> run_control(Job& job, Control control);
+  std::optional<Reason> refuse_counts(std::span<const Meaning> meanings) const;
   std::optional<Reason> branch(Job& job);
   std::optional<Reason> loop(Job& job);
   std::optional<Reason> scan(Job& job);

@@ -70,7 +70,7 @@ void StepLog::line(const std::string& text) {
   if (!file_) failure_ = log_failure(path_, "written");
 }
 
-void StepLog::step(const StepReport& report, double eval_loss) {
+void StepLog::step(const StepReport& report, std::optional<double> eval_loss) {
   Json json{{"step", report.step},
             {"loss", report.loss},
             {"grad_norm", report.grad_norm},
@@ -83,7 +83,7 @@ void StepLog::step(const StepReport& report, double eval_loss) {
     json["loss_scale"] = report.loss_scale;
     json["skipped"] = report.skipped;
   }
-  if (std::isfinite(eval_loss)) json["eval_loss"] = eval_loss;
+  if (eval_loss) json["eval_loss"] = *eval_loss;
   line(json.dump());
 }
 

@@ -6,6 +6,7 @@
 #pragma once
 
 #include <fstream>
+#include <optional>
 #include <string>
 
 #include "frontend/ort_train.h"
@@ -21,8 +22,8 @@ class StepLog {
   // Throws Error(usage) where a file is there that has something in it, and it isn't such a log.
   static void refuse_foreign(const std::string& path);
 
-  // `eval_loss` is not finite where the step was not followed by an evaluation.
-  void step(const StepReport& report, double eval_loss);
+  // `eval_loss`: of the evaluation behind the step, if there was one.
+  void step(const StepReport& report, std::optional<double> eval_loss = std::nullopt);
   void summary(const Summary& summary);
   // Why the log ends; empty: it doesn't.
   const std::string& failure() const { return failure_; }

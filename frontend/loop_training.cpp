@@ -9,6 +9,7 @@
 #include <exception>
 #include <filesystem>
 #include <limits>
+#include <optional>
 
 #include "frontend/log.h"
 #include "frontend/loop.h"
@@ -75,7 +76,7 @@ class Loop::Training {
   StepReport report_of(int64_t step, const StepResult& result, const UpdateNumbers& update, const StepBatches& batches) const;
   void settle_loss_scale(const StepReport& report, const StepResult& result);  // throws Error(diverged)
   void advance(const StepBatches& batches, double loss);
-  double evaluate();
+  std::optional<double> evaluate();
   void save_where_due();
 
   // The end.
@@ -180,7 +181,7 @@ void Loop::Training::step() {
   if (!result.any_label_counted) tell(fmt::format("step {}: all of its labels are ignored, so its gradients are zero", step));
   tell(loop_.callbacks_.on_step, report);
   const bool evaluates = !thrown_ && options_.eval_steps > 0 && (step % options_.eval_steps == 0 || step == total_steps());
-  log_.step(report, evaluates ? evaluate() : kNoLoss);
+  log_.step(report, evaluates ? evaluate() : std::nullopt);
   save_where_due();
 }
 
@@ -245,7 +246,7 @@ void Loop::Training::settle_loss_scale(const StepReport& report, const StepResul
   std::string wrong = loop_.job_.model.scaling.update(scale, std::isfinite(result.grad_norm));
   if (!report.skipped) wrong = why_not_finite(result, report.step);
   if (!wrong.empty()) {
-    log_.step(report, kNoLoss);
+    log_.step(report);
     throw loop_.error_with_last_save(ErrorCode::diverged, report.step, wrong);
   }
   state_.loss_scale = scale;
@@ -272,8 +273,8 @@ void Loop::Training::advance(const StepBatches& batches, double loss) {
   remember(state_, loss);
 }
 
-// The loss; NaN where it was ended. A schedule that follows the loss sees it, but not the one at the end, which a longer run doesn't have.
-double Loop::Training::evaluate() {
+// The loss; none where it was ended. A schedule that follows the loss sees it, but not the one at the end, which a longer run doesn't have.
+std::optional<double> Loop::Training::evaluate() {
   const EvalReport evaluated = loop_.evaluate();
   const Schedule& schedule = loop_.job_.schedule;
   const bool was_ended = std::isnan(evaluated.loss) && loop_.stop_.load(std::memory_order_relaxed);
@@ -281,10 +282,9 @@ double Loop::Training::evaluate() {
     schedule.def->observe(schedule, state_.schedule, evaluated.loss);
     state_.schedule.step = evaluated.step;
   }
-  if (!was_ended) {
-    summary_.eval_loss = evaluated.loss;
-    tell(loop_.callbacks_.on_eval, evaluated);
-  }
+  if (was_ended) return std::nullopt;
+  summary_.eval_loss = evaluated.loss;
+  tell(loop_.callbacks_.on_eval, evaluated);
   return evaluated.loss;
 }
 

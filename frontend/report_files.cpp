@@ -33,7 +33,7 @@ std::vector<Report> reports_of(const Options& options) {
                               {"op_times", options.op_times, "{", {"\"entries\": ["}},
                               {"save_gradients", options.save_gradients, "", {"__metadata__", kGradientsMark}, false},
                               {"save_optimizer_state", options.save_optimizer_state, "", {"__metadata__", kStateMark}, false},
-                              {"profile", options.profile, "{", {"\"machine\":", "\"processor\":"}}};
+                              {"profile", options.profile, "{", {"\"machine\":"}}};
   for (const auto& [pass, path] : options.dump_after)  // an ONNX file's producer_name
     reports.push_back({"dump_after", path, "\x08", {"\x12\tort-train"}});
   std::erase_if(reports, [](const Report& report) { return report.path.empty(); });

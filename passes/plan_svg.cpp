@@ -38,7 +38,8 @@ std::string escaped(std::string_view text) {
   std::string result;
   for (size_t at = 0; at < text.size();) {
     char32_t character = 0;
-    const int bytes = decode_utf8(text.substr(at), character);
+    int bytes = decode_utf8(text.substr(at), character);
+    if (character == 0xfffe || character == 0xffff) bytes = 0;  // which XML doesn't have
     const char c = bytes > 0 ? text[at] : '?';
     const size_t next = at + static_cast<size_t>(std::max(bytes, 1));
     if (bytes > 1) result += text.substr(at, next - at);

@@ -308,6 +308,19 @@ TEST(SelectionRefusals, NoNumberOfTurns) {
                             y = ReduceSum <keepdims = 0> (r, one))",
                      "float[6] y"),
              "it meets an axis of fixed size there");
+  EXPECT_HAS(refusal(s + R"(six = Constant <value_ints = [6]> ()
+                            [turns] t2, y = Loop (six, , w) <body = b (int64 i, bool c, float[3, 3] v) => (bool d, float[3, 3] o, int64[1] e)
+                            { d = Identity (c) o = Add (v, v) e = Identity (k) }>)",
+                     "int64[6, 1] y"),
+             "reads 'k', the number of elements that a node selects of each batch");
+  EXPECT_HAS(refusal(s + "f = Cast <to = 1> (k)\n y = Identity (f)", "float[1] y"),
+             "is made of the number of elements that 'pick' selects of each batch, which is no constant");
+  EXPECT_NE(refusal(s + R"(all = Constant <value = float[6] {1, 2, 3, 4, 5, 6}> ()
+                           last = Constant <value_ints = [9]> ()
+                           r = Slice (all, k, last)
+                           y = ReduceSum <keepdims = 0> (r))",
+                    "float y"),
+            "");
 }
 
 TEST(SelectionRefusals, FollowPaddingThroughDropoutThatIsPutIn) {

@@ -3,7 +3,7 @@
 //
 //   FindSelected{limit, exact}(mask) -> indices [rank, limit], count [1]   NonZero; the padding repeats the last one (0s where none is)
 //   KeepFirst{axis, value}(x, count) -> y        elements from `count` on along the axis are `value`
-//   RepeatLast{axis, most}(x, count, otherwise) -> y   they are those at count - 1 or, where the count is 0, those of `otherwise`
+//   RepeatLast{axis, most}(x, count, otherwise) -> y   they are those at count - 1 or, where the count is 0, the first of `otherwise`
 //
 // More than `limit` or `most` (with `exact`: another number) is an Error(data).
 

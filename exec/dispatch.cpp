@@ -66,7 +66,7 @@ const OpDef* find_op(std::string_view name) {
 
 const OpDef& op_named(std::string_view name) {
   const OpDef* op = find_op(name);
-  if (op == nullptr) throw error(ErrorCode::internal, "internal error: there is no op '{}'; please report this", name);
+  if (op == nullptr) throw internal_error("there is no op '{}'", name);
   return *op;
 }
 

@@ -280,8 +280,7 @@ struct Executor::Impl {
 
   const Persistent& find(std::string_view name) const {
     const auto found = persistents.find(name);
-    if (found == persistents.end())
-      throw error(ErrorCode::internal, "internal error: nothing named '{}' lives across runs; please report this", name);
+    if (found == persistents.end()) throw internal_error("nothing named '{}' lives across runs", name);
     return *found->second;
   }
 
@@ -322,9 +321,7 @@ struct Executor::Impl {
     require_memory();
     const Value& of = graphs.at(entry)->value(value);
     const Place& place = program.entries[entry].value_places.at(value);
-    if (place.bytes == 0 && of.bytes() > 0)
-      throw error(ErrorCode::internal, "internal error: '{}' has no place in entry '{}'; please report this", of.name,
-                  program.entries[entry].name);
+    if (place.bytes == 0 && of.bytes() > 0) throw internal_error("'{}' has no place in entry '{}'", of.name, program.entries[entry].name);
     return place;
   }
 

@@ -7,6 +7,8 @@
 namespace ort_train {
 
 inline constexpr int64_t kPage = 4096;
-constexpr int64_t whole_pages(int64_t bytes) { return (bytes + kPage - 1) / kPage * kPage; }
+inline constexpr int64_t kDevicePage = int64_t{2} << 20;  // in which CUDA's driver counts a GPU's
+constexpr int64_t in_whole(int64_t unit, int64_t bytes) { return (bytes + unit - 1) / unit * unit; }
+constexpr int64_t whole_pages(int64_t bytes) { return in_whole(kPage, bytes); }
 
 }  // namespace ort_train

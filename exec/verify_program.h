@@ -14,8 +14,7 @@ inline bool overlap(const Place& a, const Place& b) {
 }
 
 template <typename... Args> [[noreturn]] void fail_program(fmt::format_string<Args...> format, Args&&... args) {
-  throw error(ErrorCode::internal, "internal error: the plan is wrong: {}; please report this",
-              fmt::format(format, std::forward<Args>(args)...));
+  throw internal_error("the plan is wrong: {}", fmt::format(format, std::forward<Args>(args)...));
 }
 
 // Its spaces, queues and what lives across runs; what the executor touches between runs; that each update is made.

@@ -52,13 +52,9 @@ struct Candidate {
 
 std::vector<Candidate> candidates_of(const Imported& model, const std::set<size_t>& read) {
   const std::map<std::string, WeightNames> names = weight_names(model);
-  std::set<std::string> constants;
-  for (const Weight& weight : model.weights) {
-    if (weight.is_constant) constants.insert(weight.parameter);
-  }
   std::vector<Candidate> all;
   for (const Adaptable& weight : find_adaptable(model.graph, read)) {
-    if (constants.contains(weight.weight)) continue;
+    if (weight_named(model.weights, weight.weight).is_constant) continue;
     Candidate one{.weight = weight, .names = names.at(weight.weight), .module = {}};
     one.module = module_named(one.weight.weight, one.names.originals, one.weight.node);
     one.is_trained = model.graph.value(model.graph.find_value(one.weight.weight)).trainable;

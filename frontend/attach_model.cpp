@@ -16,8 +16,7 @@ bool has(const std::vector<DeclaredInput>& values, const std::string& name) {
   return std::any_of(values.begin(), values.end(), [&](const DeclaredInput& value) { return value.name == name; });
 }
 
-// What an input of the attached model reads: an output of the trained model, one of its inputs (kNone: neither), or a new one, which the
-// data feed.
+// What an input of the attached model reads of the trained one: an output or an input. kNone: neither.
 ValueId known_source(const Graph& graph, const Attachment& attachment, const std::string& name) {
   const ValueId output = attachment.is_loss ? graph.find_output(name) : kNone, named = graph.find_value(name);
   if (output != kNone || named == kNone) return output;
@@ -28,6 +27,8 @@ ValueId known_source(const Graph& graph, const Attachment& attachment, const std
       "read: rename the input, and the array of the data that it reads",
       attachment.path, name);
 }
+
+// That, or else a new input, which the data feed.
 ValueId source_of(Graph& graph, const Attachment& attachment, const Value& input) {
   ValueId source = known_source(graph, attachment, input.name);
   if (source == kNone) {

@@ -32,7 +32,7 @@ void bind_attachment(const Attachment& attachment, const Declared& trained, cons
 
 // Imports an attached model for `batch` samples with the `options` of the trained model, and adds it to that model's graph: its
 // weights to the weights, its outputs after the outputs. Throws Error(unsupported) with all that can't be imported.
-void attach_model(Imported& trained, const Attachment& attachment, const BatchShape& shape, const ImportOptions& options,
+void attach_model(Imported& trained, const Attachment& attachment, const BatchShape& batch, const ImportOptions& options,
                   const DataSet& data, Workers& workers);
 
 }  // namespace ort_train

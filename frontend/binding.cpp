@@ -21,6 +21,11 @@ bool unnamed(const std::string& dim) { return dim.empty() || dim == "?" || dim =
 
 std::string axis_name(const DeclaredInput& input, size_t axis) { return fmt::format("{}.{}", input.name, axis); }
 
+// The name by which a dimension is bound.
+std::string dimension_name(const DeclaredInput& input, size_t axis) {
+  return unnamed(input.dims[axis]) ? axis_name(input, axis) : input.dims[axis];
+}
+
 const DeclaredInput* find_input(const Declared& declared, std::string_view name) {
   for (const DeclaredInput& input : declared.inputs) {
     if (input.name == name) return &input;
@@ -77,7 +82,7 @@ class Sizes {
     const auto wanted = asked(input, axis);
     if (wanted && *wanted != size)
       throw error(ErrorCode::usage, "input '{}': `shapes` binds dimension {} to {}, {} gives {}", input.name, axis, *wanted, source, size);
-    const std::string key = unnamed(input.dims[axis]) ? axis_name(input, axis) : input.dims[axis];
+    const std::string key = dimension_name(input, axis);
     const auto [place, added] = sizes.emplace(key, size);
     if (!added && place->second != size) {
       throw error(ErrorCode::data, "dimension '{}' of the model would be {} and {}: {} disagrees", key, place->second, size, source);
@@ -336,7 +341,7 @@ void bind_lengths(const Declared& declared, const Options& options, const DataSe
     const DeclaredInput& input = *find_input(declared, fed.input);
     const Field& field = data.fields()[static_cast<size_t>(data.find(fed.field))];
     if (input.dims.size() < 2 || fixed_size(input.dims[1]) || field.shape[0] != binding.sequence) continue;
-    binding.length_names.push_back(unnamed(input.dims[1]) ? axis_name(input, 1) : input.dims[1]);
+    binding.length_names.push_back(dimension_name(input, 1));
   }
   if (binding.length_names.empty())
     throw error(ErrorCode::usage, "the model's file fixes the length of a sample: `length_buckets` need one that is open");
@@ -358,13 +363,15 @@ Binding bind_inputs(const Declared& declared, const Options& options, DataSet& d
   Sizes sizes(declared, options.shapes);
 
   binding.batch = find_batch(declared, options, sizes, binding);
-  for (const FedInput& fed : binding.fed) {
-    const DeclaredInput& input = *find_input(declared, fed.input);
-    if (!fixed_size(input.dims[0])) binding.batch_names.push_back(unnamed(input.dims[0]) ? axis_name(input, 0) : input.dims[0]);
-  }
+  std::set<std::string> of_batch;  // by either name: an epoch's last batch may be smaller
+  const auto add_batch = [&](const DeclaredInput& input) {
+    if (fixed_size(input.dims[0])) return;
+    binding.batch_names.push_back(dimension_name(input, 0));
+    of_batch.insert({axis_name(input, 0), binding.batch_names.back()});
+  };
+  for (const FedInput& fed : binding.fed) add_batch(*find_input(declared, fed.input));
   for (const DeclaredInput* input : constants) {
-    if (input->dims.size() == 2 && !fixed_size(input->dims[0]))
-      binding.batch_names.push_back(unnamed(input->dims[0]) ? axis_name(*input, 0) : input->dims[0]);
+    if (input->dims.size() == 2) add_batch(*input);
   }
 
   if (data.is_row()) {
@@ -397,11 +404,6 @@ Binding bind_inputs(const Declared& declared, const Options& options, DataSet& d
   for (const DeclaredInput* input : constants) binding.constants.push_back(constant_input(*input, binding, sizes));
   for (const auto& [name, text] : options.bind) binding.constants.push_back(given_input(*find_input(declared, name), text, binding, sizes));
   binding.shapes = std::move(sizes.sizes);
-  std::set<std::string> of_batch(binding.batch_names.begin(), binding.batch_names.end());  // an epoch's last batch may be smaller
-  for (const FedInput& fed : binding.fed) of_batch.insert(axis_name(*find_input(declared, fed.input), 0));
-  for (const DeclaredInput* input : constants) {
-    if (input->dims.size() == 2 && !fixed_size(input->dims[0])) of_batch.insert(axis_name(*input, 0));
-  }
   for (const auto& [name, size] : options.shapes) {
     if (!of_batch.contains(name)) binding.shapes.emplace(name, size);
   }

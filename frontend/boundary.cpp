@@ -31,9 +31,9 @@ void rethrow_as_error() {
       throw error(ErrorCode::device,
                   "the system refuses the program more threads: choose fewer `threads`, or raise the limit of processes (`ulimit -u`, or "
                   "pids.max of the cgroup)");
-    throw error(ErrorCode::internal, "internal error: {}; please report this", problem.what());
+    throw internal_error("{}", problem.what());
   } catch (...) {
-    throw Error(ErrorCode::internal, "internal error: an exception of an unknown type; please report this");
+    throw internal_error("an exception of an unknown type");
   }
 }
 

@@ -44,9 +44,9 @@ class Boundary {
     try {
       return body();
     } catch (...) {
-      const std::vector<std::exception_ptr> theirs(thrown_.begin() + static_cast<ptrdiff_t>(earlier), thrown_.end());
       // Of several the first. A failure of another kind since then, such as that of a last checkpoint, is what has to be told.
-      if (std::find(theirs.begin(), theirs.end(), std::current_exception()) != theirs.end()) std::rethrow_exception(theirs.front());
+      const auto theirs = thrown_.begin() + static_cast<ptrdiff_t>(earlier);
+      if (std::find(theirs, thrown_.end(), std::current_exception()) != thrown_.end()) std::rethrow_exception(*theirs);
       rethrow_as_error();
     }
   }

@@ -2,12 +2,12 @@
 
 #include <algorithm>
 
+#include "exec/pages.h"
+
 namespace ort_train {
 namespace {
 
 constexpr int64_t kMB = int64_t{1} << 20;
-
-constexpr int64_t whole(int64_t bytes, int64_t unit) { return (bytes + unit - 1) / unit * unit; }
 
 }  // namespace
 
@@ -32,18 +32,18 @@ int64_t reserve_for(const ProcessFootprint& footprint) {
                         kInstruction * footprint.instructions + kKernel * footprint.kernels + kFileNode * footprint.file_nodes +
                         kTensor * footprint.parameters + footprint.constant_bytes + footprint.data_bytes + footprint.merging_bytes +
                         (footprint.disk ? kDisk : 0);
-  return whole(bytes, kMB);
+  return in_whole(kMB, bytes);
 }
 
 // Measured beside the reserve, of jobs with next to no tensors: 6 to 14 MB for 3,600 to 6,000 instructions, 28 MB for 13,000.
 int64_t planning_bytes(const ProcessFootprint& footprint) {
   constexpr int64_t kInstruction = 3 << 10;  // another candidate's graphs, the problem and the program that are made of them
-  return footprint.whole_process ? whole(kInstruction * footprint.instructions, kMB) : 0;
+  return footprint.whole_process ? in_whole(kMB, kInstruction * footprint.instructions) : 0;
 }
 
 int64_t raised_reserve(int64_t reserve, int64_t resident) {
   const int64_t expected = resident + 4 * kMB;
-  return expected <= reserve ? reserve : whole(expected, 4 * kMB);
+  return expected <= reserve ? reserve : in_whole(4 * kMB, expected);
 }
 
 }  // namespace ort_train

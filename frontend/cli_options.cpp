@@ -41,31 +41,36 @@ template <typename Number> bool split_number(const std::string& item, std::strin
   return code == std::errc() && stop == end;
 }
 
-// "batch=4,sequence=512"
-void add_shapes(const std::string& text, std::map<std::string, int64_t>& shapes) {
+// Of a list that commas separate; empty text is one empty item.
+std::vector<std::string> items_of(const std::string& text) {
+  std::vector<std::string> items;
   for (size_t at = 0; at <= text.size();) {
     const size_t end = std::min(text.find(',', at), text.size());
-    const std::string item = text.substr(at, end - at);
+    items.push_back(text.substr(at, end - at));
+    at = end + 1;
+  }
+  return items;
+}
+
+// "batch=4,sequence=512"
+void add_shapes(const std::string& text, std::map<std::string, int64_t>& shapes) {
+  for (const std::string& item : items_of(text)) {
     const size_t equals = item.rfind('=');
     int64_t size = 0;
     if (equals == std::string::npos || equals == 0 || !CLI::detail::lexical_cast(item.substr(equals + 1), size)) {
       throw usage(fmt::format("--shape '{}' is not name=value", item));
     }
     shapes[item.substr(0, equals)] = size;
-    at = end + 1;
   }
 }
 
 // "64,128,256"
 std::vector<int64_t> whole_numbers(const char* option, const std::string& text) {
   std::vector<int64_t> numbers;
-  for (size_t at = 0; at <= text.size();) {
-    const size_t end = std::min(text.find(',', at), text.size());
-    const std::string item = text.substr(at, end - at);
+  for (const std::string& item : items_of(text)) {
     if (item.empty()) throw usage(fmt::format("{} '{}' is no list of numbers separated by commas", option, text));
     if (const std::string wrong = misread_value(option, item, "INT"); !wrong.empty()) throw usage(wrong);
     CLI::detail::lexical_cast(item, numbers.emplace_back());
-    at = end + 1;
   }
   return numbers;
 }

@@ -94,9 +94,9 @@ Feed::Feed(DataSet& data, const Graph& graph, const Binding& binding, const std:
 
 void Feed::add(const std::string& input, const std::string& field, ValueId value, const LabelSpec* labels) {
   const int index = data_.find(field);
-  if (index < 0 && labels == nullptr)
-    throw error(ErrorCode::data, "{}: has no array '{}', which the model wants as an input", data_.path(), field);
-  if (index < 0) throw error(ErrorCode::data, "{}: has no array '{}' for the labels: name it with `labels`", data_.path(), field);
+  if (index < 0)
+    throw error(ErrorCode::data, "{}: has no array '{}'{}", data_.path(), field,
+                labels ? " for the labels: name it with `labels`" : ", which the model wants as an input");
   const Field& from = data_.fields()[static_cast<size_t>(index)];
   const TensorType wanted = graph_.value(value).type();
   const Shape sample = wanted.shape.empty() ? Shape{} : Shape(wanted.shape.begin() + 1, wanted.shape.end());

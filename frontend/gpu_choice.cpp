@@ -13,7 +13,6 @@
 namespace ort_train {
 namespace {
 
-constexpr int64_t kDevicePage = int64_t{2} << 20;
 // Of the device's memory, for what comes beside the slab: error words, events, steps as graphs (3 MB were measured with GPT-2 124M); and of
 // products of 16 bits the kernels of cuBLAS and cuDNN, which these load when they need them (15 MB in all).
 constexpr int64_t kBeside = 8 * kDevicePage, kBesideHalves = 20 * kDevicePage;

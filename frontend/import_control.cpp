@@ -120,6 +120,13 @@ std::optional<Reason> Walk::run_control(Job& job, Control control) {
   return (this->*control)(job);
 }
 
+// The meanings side by side along a new axis.
+std::optional<Reason> Walk::stack_of(Builder& builder, const std::vector<Meaning>& meanings, int64_t axis, Meaning& result) const {
+  if (auto reason = refuse_counts(meanings)) return reason;
+  result = {.value = stack(builder, tensors_of(meanings), axis), .tainted = any_tainted(meanings)};
+  return std::nullopt;
+}
+
 std::optional<Reason> Walk::refuse_counts(std::span<const Meaning> meanings) const {
   for (const Meaning& meaning : meanings) {
     if (meaning.value == kNone || !selections_.has_counts(meaning.value)) continue;
@@ -248,8 +255,9 @@ std::optional<Reason> Walk::loop(Job& job) {
     if (i < carried) {
       bind(job, i, inputs[kFirst + i]);
     } else if (const std::vector<Meaning>& turns = rows[i - carried]; !turns.empty()) {
-      if (auto reason = refuse_counts(turns)) return reason;
-      bind(job, i, {.value = stack(b, tensors_of(turns), 0), .tainted = any_tainted(turns)});
+      Meaning stacked;
+      if (auto reason = stack_of(b, turns, 0, stacked)) return reason;
+      bind(job, i, std::move(stacked));
     } else if (job.site.uses.contains(job.node.outputs[i])) {
       return Reason{fmt::format("repeats its body no time, so its output '{}' is empty", job.node.outputs[i]),
                     "export the model without it"};
@@ -302,9 +310,8 @@ std::optional<Reason> Walk::scan_once(Job& job, const ScanForm& form, std::vecto
   }
   results.assign(inputs.begin(), inputs.begin() + static_cast<std::ptrdiff_t>(form.states));
   for (size_t row = 0; row < form.rows; ++row) {
-    if (auto reason = refuse_counts(rows[row])) return reason;
     if (form.is_stacked_backward(row)) std::reverse(rows[row].begin(), rows[row].end());
-    results.push_back({.value = stack(b, tensors_of(rows[row]), form.output_axis(row)), .tainted = any_tainted(rows[row])});
+    if (auto reason = stack_of(b, rows[row], form.output_axis(row), results.emplace_back())) return reason;
   }
   return std::nullopt;
 }
@@ -347,8 +354,7 @@ std::optional<Reason> Walk::scan(Job& job) {
       for (size_t i = 0; i < results.size(); ++i) of_samples[i].push_back(results[i]);
     }
     for (size_t i = 0; i < results.size(); ++i) {
-      if (auto reason = refuse_counts(of_samples[i])) return reason;
-      results[i] = {.value = stack(b, tensors_of(of_samples[i]), 0), .tainted = any_tainted(of_samples[i])};
+      if (auto reason = stack_of(b, of_samples[i], 0, results[i])) return reason;
     }
   }
   for (size_t i = 0; i < results.size() && i < job.node.outputs.size(); ++i) bind(job, i, results[i]);

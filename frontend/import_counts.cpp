@@ -31,15 +31,21 @@ Tensor Selections::of_count(ValueId constant, int selection, int64_t selected) c
   return tensor;
 }
 
+// Null where none are in it.
+const std::vector<Selections::Count>* Selections::counts_of(ValueId value) const {
+  const auto found = counts_.find(value);
+  return found == counts_.end() ? nullptr : &found->second;
+}
+
 // The counts that a node reads, all of one selection.
 Selections::Reading Selections::reading_of(const OnnxNode& node) const {
   Reading reading;
   for (const ValueId input : node.inputs) {
-    const auto counts = counts_.find(input);
-    if (input == kNone || counts == counts_.end()) continue;
+    const std::vector<Count>* const counts = counts_of(input);
+    if (counts == nullptr) continue;
     reading.value = input;
-    reading.is_plain &= counts->second.size() == 1;
-    for (const Count& count : counts->second) {
+    reading.is_plain &= counts->size() == 1;
+    for (const Count& count : *counts) {
       reading.is_plain &= count.selection >= 0;
       if (count.selection == Count::kNumber) continue;
       if (count.selection == Count::kOther || (reading.selection >= 0 && count.selection != reading.selection))
@@ -74,9 +80,9 @@ std::set<int64_t> Selections::samples(const OnnxNode& node, int64_t limit) const
   constexpr size_t kMost = 24;
   std::set<int64_t> times, chosen{0, 1, limit / 2, limit - 1, limit + 1};
   for (const ValueId input : node.inputs) {
-    const auto counts = counts_.find(input);
-    if (input == kNone || counts == counts_.end()) continue;
-    for (const Count& count : counts->second) times.insert(count.times);
+    const std::vector<Count>* const counts = counts_of(input);
+    if (counts == nullptr) continue;
+    for (const Count& count : *counts) times.insert(count.times);
   }
   for (const ValueId input : node.inputs) {
     const Tensor* const constant = graph_.constant(input);
@@ -96,10 +102,11 @@ std::set<int64_t> Selections::samples(const OnnxNode& node, int64_t limit) const
 }
 
 // What the elements of a constant are that a node has made of counts: counts, numbers that don't hang on them, or neither (kOther).
-std::vector<Selections::Count> Selections::counts_in(const OnnxNode& node, size_t output, ValueId result, int selection,
+// `other`: the same with one more selected element.
+std::vector<Selections::Count> Selections::counts_in(const OnnxNode& node, size_t output, ValueId result, ValueId other, int selection,
                                                      const Again& again) {
   const int64_t limit = selections_[static_cast<size_t>(selection)].limit;
-  const std::vector<double> all = graph_.constant(result)->to_double();
+  const std::vector<double> all = graph_.constant(result)->to_double(), more = graph_.constant(other)->to_double();
   constexpr size_t kMostElements = size_t{1} << 16;  // sizes are few, and each sample is a tensor more
   const std::vector<Count> neither(std::max<size_t>(all.size(), 1), Count{.selection = Count::kOther});
   if (all.size() > kMostElements) return neither;
@@ -113,8 +120,7 @@ std::vector<Selections::Count> Selections::counts_in(const OnnxNode& node, size_
     }
     return numbers;
   };
-  const std::vector<double> more = made(limit + 1);
-  for (size_t i = 0; i < all.size() && more.size() == all.size(); ++i) {
+  for (size_t i = 0; i < all.size(); ++i) {
     const double times = more[i] - all[i];
     if (times == 0) continue;
     const bool may_be = times >= 1 && times < 0x1p62;
@@ -141,10 +147,10 @@ void Selections::read_as_number(const OnnxNode& node, std::vector<ValueId>& resu
   Builder builder(graph_);
   builder.named(node.name);
   for (ValueId& input : inputs) {
-    const auto counts = counts_.find(input);
-    if (input == kNone || counts == counts_.end()) continue;
+    const std::vector<Count>* const counts = counts_of(input);
+    if (counts == nullptr) continue;
     const TensorType type = graph_.value(input).type();
-    input = builder.reshape(builder.cast(counted(builder, counts->second[0]), type.dtype), type.shape);
+    input = builder.reshape(builder.cast(counted(builder, (*counts)[0]), type.dtype), type.shape);
   }
   results = again(inputs);
   visit_from(first);
@@ -221,7 +227,7 @@ void Selections::use_counts(const OnnxNode& node, std::vector<ValueId>& results,
     }
     const bool is_constant = graph_.constant(results[i]) != nullptr && graph_.constant(others[i]) != nullptr;
     std::vector<Count> counts;
-    if (is_constant) counts = counts_in(node, i, results[i], selection, again);
+    if (is_constant) counts = counts_in(node, i, results[i], others[i], selection, again);
     const auto has = [&](auto&& fits) { return std::any_of(counts.begin(), counts.end(), fits); };
     const bool is_known = is_constant && !has([](const Count& count) { return count.selection == Count::kOther; });
     if (!is_known && reading.is_plain) {

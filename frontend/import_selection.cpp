@@ -11,6 +11,11 @@
 #include "graph/op_def.h"
 
 namespace ort_train::importing {
+namespace {
+
+constexpr const char* kFixed = "it meets an axis of fixed size there";
+
+}  // namespace
 
 void Selections::limit(const std::vector<SelectionLimit>& limits) {
   limits_ = limits;
@@ -128,10 +133,11 @@ ValueId Selections::first(Builder& builder, ValueId value, const Padding& paddin
 // The places that a mask selects: the same ones for equal masks.
 ValueId Selections::find(Lowering& l, ValueId given, const std::string& node) {
   constexpr int kDepth = 12;
+  const auto is_of = [&](const SelectionLimit& limit) { return fits(limit.node, node) || limit.node == l.node.op_type; };
   for (const Finder& finder : finders_) {
     if (!same(finder.mask, given, kDepth)) continue;
     for (const SelectionLimit& limit : limits_) {
-      if (fits(limit.node, node) || limit.node == l.node.op_type) seconds_.emplace(limit.node, std::pair(node, finder.node));
+      if (is_of(limit)) seconds_.emplace(limit.node, std::pair(node, finder.node));
     }
     if (std::find(nodes_.begin(), nodes_.end(), node) == nodes_.end()) nodes_.push_back(node);
     return finder.indices;
@@ -148,7 +154,7 @@ ValueId Selections::find(Lowering& l, ValueId given, const std::string& node) {
   Selection& selection = selections_[static_cast<size_t>(number)];
   nodes_.push_back(node);
   for (size_t i = 0; i < limits_.size(); ++i) {
-    if (!fits(limits_[i].node, node) && limits_[i].node != l.node.op_type) continue;
+    if (!is_of(limits_[i])) continue;
     if (!selection.counts.empty()) {  // what was said of the first node counts
       seconds_.emplace(limits_[i].node, std::pair(node, selection.node));
       continue;
@@ -293,6 +299,13 @@ bool Selections::lower_slice(Lowering& l) {
   return true;
 }
 
+// With as much more along the axis that is padded, if any, as one more selected element makes.
+Shape Selections::longer(ValueId value) const {
+  Shape shape = graph_.value(value).shape;
+  if (const auto padding = padded_.find(value); padding != padded_.end()) shape[padding->second.axis] += padding->second.count.times;
+  return shape;
+}
+
 // Runs the shape rule with one element more along each padded axis: where that doesn't fit, padding meets an axis of fixed size.
 void Selections::check_sizes(const Node& node) const {
   std::vector<TensorType> types;
@@ -305,15 +318,11 @@ void Selections::check_sizes(const Node& node) const {
       context.constants.push_back(nullptr);
       continue;
     }
-    types.push_back(graph_.value(input).type());
-    if (const auto padding = padded_.find(input); padding != padded_.end()) {
-      types.back().shape[padding->second.axis] += padding->second.count.times;
-      padded = input;
-    }
+    types.push_back({graph_.value(input).dtype, longer(input)});
+    if (padded_.contains(input)) padded = input;
     context.inputs.push_back(&types.back());
     context.constants.push_back(graph_.constant(input));
   }
-  const char* const kFixed = "it meets an axis of fixed size there";
   std::vector<TensorType> results;
   try {
     results = node.op->infer(context);
@@ -322,10 +331,7 @@ void Selections::check_sizes(const Node& node) const {
   }
   for (size_t i = 0; i < node.outputs.size(); ++i) {
     if (node.outputs[i] == kNone) continue;
-    Shape expected = graph_.value(node.outputs[i]).shape;
-    if (const auto padding = padded_.find(node.outputs[i]); padding != padded_.end())
-      expected[padding->second.axis] += padding->second.count.times;
-    if (results[i].shape != expected) refuse(padded, kFixed);
+    if (results[i].shape != longer(node.outputs[i])) refuse(padded, kFixed);
   }
 }
 
@@ -383,18 +389,15 @@ void Selections::visit(NodeId id) {
 // A Reshape to sizes that are fixed: padding must not be laid out anew.
 void Selections::check_reshape(const OnnxNode& node, ValueId result, const Again& again) {
   const ValueId x = node.inputs[0];
-  const Padding& padding = padded_.at(x);
-  const int selection = padding.count.selection;
-  Shape expected = graph_.value(result).shape;
-  if (const auto found = padded_.find(result); found != padded_.end()) expected[found->second.axis] += found->second.count.times;
+  const int selection = padded_.at(x).count.selection;
   bool fits = false;
   try {
     const std::vector<ValueId> others =
         made_of(node, selection, selections_[static_cast<size_t>(selection)].limit + 1, /*longer=*/true, again);
-    fits = graph_.value(others[0]).shape == expected;
+    fits = graph_.value(others[0]).shape == longer(result);
   } catch (const Error&) {
   }
-  if (!fits) refuse(x, "it meets an axis of fixed size there");
+  if (!fits) refuse(x, kFixed);
 }
 
 // To the last that is there now: what visiting them puts in is as it has to be.
@@ -435,16 +438,15 @@ void Selections::follow(const OnnxNode& node, std::vector<ValueId>& results, con
     }
     return;
   }
-  if (node.op_type == "Reshape" && padded_.contains(x) && !counts_.contains(node.inputs.back())) {
-    check_reshape(node, results[0], again);
-    next_ = static_cast<NodeId>(graph_.node_count());
-    return;
-  }
+  const bool is_reshape = node.op_type == "Reshape" && padded_.contains(x) && !counts_.contains(node.inputs.back());
   const bool is_done = node.op_type == "Slice" && node.inputs.size() > 2 && counts_.contains(node.inputs[2]);
   const bool counts = std::any_of(node.inputs.begin(), node.inputs.end(), [&](ValueId v) { return v != kNone && counts_.contains(v); });
-  if (!counts || is_done) return;
+  if (!is_reshape && (!counts || is_done)) return;
   try {
-    use_counts(node, results, again);
+    if (is_reshape)
+      check_reshape(node, results[0], again);
+    else
+      use_counts(node, results, again);
   } catch (const Error&) {
     next_ = static_cast<NodeId>(graph_.node_count());
     throw;

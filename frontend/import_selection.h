@@ -87,6 +87,7 @@ class Selections {
   const Selection& selection(const Padding& padding) const { return selections_[static_cast<size_t>(padding.count.selection)]; }
   void visit_from(NodeId first);
   void visit(NodeId id);
+  Shape longer(ValueId value) const;
   void check_sizes(const Node& node) const;
   // What a node reads of counts.
   struct Reading {
@@ -94,12 +95,13 @@ class Selections {
     ValueId value = kNone;  // one in which they are
     bool is_plain = true;   // each is a number of its own
   };
+  const std::vector<Count>* counts_of(ValueId value) const;
   Reading reading_of(const OnnxNode& node) const;
   void use_counts(const OnnxNode& node, std::vector<ValueId>& results, const Again& again);
   void grow(const OnnxNode& node, ValueId& result, ValueId other, int selection);
   void read_as_number(const OnnxNode& node, std::vector<ValueId>& results, const Again& again);
   void check_reshape(const OnnxNode& node, ValueId result, const Again& again);
-  std::vector<Count> counts_in(const OnnxNode& node, size_t output, ValueId result, int selection, const Again& again);
+  std::vector<Count> counts_in(const OnnxNode& node, size_t output, ValueId result, ValueId other, int selection, const Again& again);
   std::vector<ValueId> made_of(const OnnxNode& node, int selection, int64_t selected, bool longer, const Again& again);
   std::set<int64_t> samples(const OnnxNode& node, int64_t limit) const;
   Tensor of_count(ValueId constant, int selection, int64_t selected) const;

@@ -250,6 +250,7 @@ class Walk {
   static const Control* find_control(const onnx::NodeDef& node);
   std::optional<Reason> run_control(Job& job, Control control);
   std::optional<Reason> refuse_counts(std::span<const Meaning> meanings) const;
+  std::optional<Reason> stack_of(Builder& builder, const std::vector<Meaning>& meanings, int64_t axis, Meaning& result) const;
   std::optional<Reason> branch(Job& job);
   std::optional<Reason> loop(Job& job);
   std::optional<Reason> scan(Job& job);

@@ -35,14 +35,14 @@ std::string named(const std::string& name, const JobEntry& entry) {
 
 EntrySet JobGraphs::entries(const StepStrategy& strategy) {
   EntrySet set{.strategy = strategy, .micro_batches = options_.gradient_accumulation_steps};
-  const bool is_first = !std::exchange(has_entries_, true);
+  const bool is_first = !packs_;
   const std::vector<LengthReport> lengths = data_.lengths.empty() ? std::vector{LengthReport{.share = 1}} : data_.lengths;
-  losses = make_losses();
+  if (is_first) losses = make_losses();
   const Graph& main = model_.main_forward_graph();
   if (is_first) note_losses(main);
   OptimizerSpec update = optimizer_spec(strategy);
   if (strategy.defer == Deferral::most) update.at_once = used_soon(main);  // the same weights for every shape: they share the sums
-  if (!packs_) packs_ = options_.clip_per_layer ? Packs{} : choose_packs(main, losses, optimizer_);  // a pack has one norm
+  if (is_first) packs_ = options_.clip_per_layer ? Packs{} : choose_packs(main, losses, optimizer_);  // a pack has one norm
   for (const LengthReport& length : lengths) {
     add_train(set, {.batch = data_.binding.batch, .length = length.length, .share = length.share}, update, is_first && set.entries.empty());
   }

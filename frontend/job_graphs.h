@@ -47,8 +47,7 @@ class JobGraphs {
   const JobData& data_;
   JobModel& model_;
   const Note& note_;
-  bool has_entries_ = false;    // some were made
-  std::optional<Packs> packs_;  // of small weights, chosen for the first batch size
+  std::optional<Packs> packs_;  // of small weights, chosen with the first entries, for the first batch size
 };
 
 }  // namespace ort_train

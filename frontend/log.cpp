@@ -1,7 +1,6 @@
 #include "frontend/log.h"
 
 #include <cerrno>
-#include <cmath>
 #include <cstring>
 #include <filesystem>
 #include <nlohmann/json.hpp>

@@ -54,7 +54,6 @@ class Loop::Training {
         options_(loop.options_),
         log_(options_.log_file, state_.step),
         seconds_before_(state_.seconds),
-        first_step_(state_.step),
         saved_step_(loop.folder_.start().is_resumed() ? state_.step : -1),
         saves_gradients_(!options_.save_gradients.empty()) {
     summary_.eval_loss = kNoLoss;
@@ -97,7 +96,6 @@ class Loop::Training {
   Summary summary_;
   const Clock::time_point begin_ = Clock::now();
   const double seconds_before_;
-  const int64_t first_step_;
   int64_t saved_step_;
   bool saves_gradients_;
   std::string report_failure_;  // why a report of the end isn't there
@@ -118,6 +116,7 @@ Summary Loop::train() {
   };
   training_ = true;
   UnderWay under_way{*this};
+  StepLog::refuse_foreign(options_.log_file);
   folder_.open();
   if (preparation_ == Preparation::done) folder_.check_newest();  // an earlier call has read the weights
   try {
@@ -172,12 +171,11 @@ void Loop::Training::step() {
   const StepBatches batches = loop_.job_.data.batches_of_step(state_.epoch, state_.index);
   const StepResult result = run_step(step, batches, update);
   const std::string anomaly = loop_.anomalies_ ? loop_.anomalies_->take() : std::string();
-  const bool is_skipped = scales_loss() && !std::isfinite(result.grad_norm);
-  keep_gradients(step, is_skipped);
   const StepReport report = report_of(step, result, update, batches);
+  keep_gradients(step, report.skipped);
   settle_loss_scale(report, result);
   advance(batches, result.loss);
-  if (is_skipped && !anomaly.empty()) tell(fmt::format("step {} is skipped: {}", step, anomaly));
+  if (report.skipped && !anomaly.empty()) tell(fmt::format("step {} is skipped: {}", step, anomaly));
   if (!result.any_label_counted) tell(fmt::format("step {}: all of its labels are ignored, so its gradients are zero", step));
   tell(loop_.callbacks_.on_step, report);
   const bool evaluates = !thrown_ && options_.eval_steps > 0 && (step % options_.eval_steps == 0 || step == total_steps());
@@ -224,7 +222,7 @@ StepReport Loop::Training::report_of(int64_t step, const StepResult& result, con
   for (const Batch& batch : batches.batches) samples += static_cast<int64_t>(batch.samples.size());
   const double of_a_whole_step =
       static_cast<double>(samples) / static_cast<double>(job.data.binding.batch * options_.gradient_accumulation_steps);
-  const double steps_left = static_cast<double>(total_steps() - step), steps_done = static_cast<double>(times_.count());
+  const auto steps_left = static_cast<double>(total_steps() - step);
   return {.step = step,
           .total_steps = total_steps(),
           .loss = result.loss,
@@ -238,7 +236,7 @@ StepReport Loop::Training::report_of(int64_t step, const StepResult& result, con
           .tokens_per_second = static_cast<double>(batches.tokens) / times_.last().seconds,
           .peak_share = plan.machine_flops > 0 ? of_a_whole_step * plan.flops_per_step / times_.last().seconds / plan.machine_flops : 0,
           .resident_bytes = loop_.callbacks_.on_step ? process_memory().resident : 0,
-          .seconds_left = times_.sum().seconds / steps_done * steps_left};
+          .seconds_left = times_.mean().seconds * steps_left};
 }
 
 void Loop::Training::settle_loss_scale(const StepReport& report, const StepResult& result) {
@@ -333,7 +331,7 @@ void Loop::Training::tell_of_skipped_steps() {
   if (state_.step > 0 && skipped == state_.step)
     tell(fmt::format("all steps were skipped, so the weights are unchanged: gradients still overflow with a loss scale of {:.3g}",
                      scales_loss() ? static_cast<double>(state_.loss_scale.scale) : 0));
-  if (!saves_gradients_ || state_.step == first_step_) return;
+  if (!saves_gradients_ || times_.count() == 0) return;
   std::error_code ignored;
   std::filesystem::remove(options_.save_gradients, ignored);  // those of a skipped step
   tell(fmt::format("no step had finite gradients, so {} isn't written", options_.save_gradients));
@@ -347,12 +345,9 @@ void Loop::Training::summarize() {
   const size_t count = std::min(averaged(state_.step), state_.last_losses.size());
   summary_.first_loss = mean(std::span(state_.first_losses).first(std::min(count, state_.first_losses.size())));
   summary_.last_loss = mean(std::span(state_.last_losses).last(count));
-  if (times_.count() > 0) {
-    const auto steps = static_cast<double>(times_.count());
-    summary_.milliseconds_per_step = times_.sum().seconds * 1e3 / steps;
-    summary_.computing_milliseconds = times_.sum().computing_ms / steps;
-    summary_.waiting_milliseconds = times_.sum().waiting_ms / steps;
-  }
+  summary_.milliseconds_per_step = times_.mean().seconds * 1e3;
+  summary_.computing_milliseconds = times_.mean().computing_ms;
+  summary_.waiting_milliseconds = times_.mean().waiting_ms;
   summary_.median_milliseconds = times_.median_milliseconds();
   summary_.predicted_milliseconds = plan.predicted_milliseconds;
   tell_of_prediction();

@@ -12,6 +12,11 @@
 
 namespace ort_train {
 
+// What the sum that a graph of so many samples makes of a loss counts for: a mean that the model outputs for all of them.
+inline double weight_of_sum(const JobLoss& loss, int64_t samples) {
+  return loss.counted == Counted::batches ? static_cast<double>(samples) : 1;
+}
+
 // Of an optimizer step, of an evaluation.
 struct LossMeans {
   explicit LossMeans(const std::vector<JobLoss>& of) : losses(of), sums(of.size()), counted(of.size()) {}
@@ -31,8 +36,7 @@ struct LossMeans {
   void add_losses(const std::vector<JobLoss>& of_graph, int64_t samples, std::span<const double> labels,
                   const std::function<float(ValueId)>& scalar) {
     for (size_t i = 0; i < of_graph.size(); ++i) {
-      const int64_t weight = of_graph[i].counted == Counted::batches ? samples : 1;
-      sums[i] += static_cast<double>(scalar(of_graph[i].sum)) * static_cast<double>(weight);
+      sums[i] += static_cast<double>(scalar(of_graph[i].sum)) * weight_of_sum(of_graph[i], samples);
       if (of_graph[i].count != kNone)
         require(scalar(of_graph[i].count) == static_cast<float>(labels[i]), "labels were counted differently");
     }

@@ -2,11 +2,11 @@
 
 #pragma once
 
-#include <functional>
 #include <optional>
 #include <string>
 
 #include "exec/cpu_device.h"
+#include "frontend/note.h"
 #include "frontend/ort_train.h"
 #include "offload/calibration.h"
 #include "passes/stream.h"
@@ -16,8 +16,7 @@ namespace ort_train {
 class MachineRates {
  public:
   // All three outlive it.
-  MachineRates(const Options& options, CpuDevice& device, const std::function<void(const std::string&)>& note)
-      : options_(options), device_(device), note_(note) {}
+  MachineRates(const Options& options, CpuDevice& device, const Note& note) : options_(options), device_(device), note_(note) {}
 
   // Sets the device's rates, in at most `memory` bytes, which it gives back.
   void measure_processor(int64_t memory);
@@ -37,7 +36,7 @@ class MachineRates {
   const Options& options_;
   CpuDevice& device_;
   std::optional<ComputeRates> gpu_compute_;
-  const std::function<void(const std::string&)>& note_;
+  const Note& note_;
   MachineProfile profile_;
   DiskRates disk_;
 };

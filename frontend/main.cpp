@@ -153,6 +153,10 @@ int train_model(const CommandLine& line) {
   if (is_plan) return 0;
   if (trainer.plan().sequence == 0) rate = "samples/s";
   running = &trainer;
+  const auto end = [] {
+    ends = true;
+    running = nullptr;
+  };
   try {
     const Summary summary = trainer.train();
     if (summary.steps > 0) show_summary(line, summary, trainer.plan(), progress);
@@ -162,19 +166,16 @@ int train_model(const CommandLine& line) {
       const int caught_before = caught;
       progress.line("sample", "");
       progress.print(trainer.sample("", line.sample_length, 0.8, line.options.seed) + "\n");
-      ends = true;
-      running = nullptr;
+      end();
       if (caught != caught_before) return 128 + caught;
     }
-    ends = true;
-    running = nullptr;
+    end();
     if (summary.stopped) return stopped_code(summary, progress);
     if (!progress.failure().empty())
       throw Error(ErrorCode::io, fmt::format("{}; the run is done: {}", progress.failure(), summary.model_path));
     return 0;
   } catch (...) {
-    ends = true;
-    running = nullptr;
+    end();
     progress.end();
     throw;
   }

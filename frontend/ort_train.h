@@ -246,12 +246,13 @@ struct LengthReport {
 };
 
 struct PlanReport {
-  int64_t budget = 0;                          // Options::budget, or the machine's memory where the job would take more; 0: none
-  int64_t minimum_budget = 0;                  // the smallest budget that is accepted, in bytes
-  std::string minimum_op, minimum_entry;       // the operation and entry point that set it; "planning itself" has no entry; on a GPU empty
-  std::string device;                          // the GPU's name; empty: the processor
-  int64_t arena_bytes = 0;                     // of the memory that most is computed in: the GPU's, or the host's
-  int64_t host_bytes = 0;                      // beside a GPU: pinned
+  int64_t budget = 0;          // Options::budget, or the machine's memory where the job would take more; 0: none
+  int64_t minimum_budget = 0;  // the smallest budget that is accepted, in bytes
+  std::string minimum_op,
+      minimum_entry;        // the operation and entry point that set it; what is no operation of the job has no entry; on a GPU empty
+  std::string device;       // the GPU's name; empty: the processor
+  int64_t arena_bytes = 0;  // of the memory that most is computed in: the GPU's, or the host's
+  int64_t host_bytes = 0;   // beside a GPU: pinned
   int64_t up_per_step = 0, down_per_step = 0;  // bytes that go to the GPU and back
   int64_t peak_live_bytes = 0;                 // arena_bytes / peak_live_bytes is the fragmentation
   MemoryTable at_peak;                         // what the bytes are for when most are in use

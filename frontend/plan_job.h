@@ -12,10 +12,10 @@
 
 #include "exec/cpu_device.h"
 #include "frontend/budget.h"
-#include "frontend/checkpoint.h"
 #include "frontend/device_choice.h"
 #include "frontend/job.h"
 #include "frontend/machine_rates.h"
+#include "frontend/note.h"
 #include "frontend/run_start.h"
 #include "offload/calibration.h"
 #include "passes/smallest_budget.h"

@@ -9,7 +9,6 @@
 #include "frontend/adapters.h"
 #include "frontend/checkpoint_folder.h"
 #include "frontend/export.h"
-#include "frontend/log.h"
 #include "graph/error.h"
 #include "offload/file_system.h"
 
@@ -90,7 +89,6 @@ void RunFolder::check_replaced() const {
   for (const CheckpointFolder& folder : find_checkpoints(options_.output_dir)) first = std::min(first, folder.step);
   if (start_.is_named) first = 0;
   refuse_foreign_names(options_.output_dir, first, last);
-  StepLog::refuse_foreign(options_.log_file);
 }
 
 void RunFolder::make_room(const Runtime& runtime, const RunState& state) const {

@@ -170,15 +170,12 @@ bool Runtime::open_files(const RunStart& start, const SavedSlots& saved) {
   return opened.in_place;
 }
 
-int64_t Runtime::bytes_beside_arena() const {
-  return used_device_bytes() - divided_up(memory_.at(kMemory)->bytes(), planned_.page) * planned_.page;
-}
+int64_t Runtime::bytes_beside_arena() const { return used_device_bytes() - in_whole(planned_.page, memory_.at(kMemory)->bytes()); }
 
 // By the driver's count, now that everything is loaded: what the plan says is a promise.
 void Runtime::check_device_memory() const {
   const int64_t used = used_device_bytes(), budget = job_.options.budget;
   if (planned_.discrete_device == nullptr || budget == 0 || used <= budget) return;
-  // A plan for less computes more again, so that its recorded steps may be a little larger.
   const int64_t over = used - budget, kept = bytes_beside_arena() + kMoreRecorded, least = planned_.least.budget - planned_.reserve + kept;
   throw LibrariesOverBudget(
       fmt::format("the GPU's memory holds {} bytes with all that the libraries have loaded, {} more than `budget` {}: the smallest budget "

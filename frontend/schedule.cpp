@@ -320,7 +320,7 @@ double Schedule::value(std::string_view argument) const {
   for (size_t i = 0; i < values.size(); ++i) {
     if (def->arguments[i].name == argument) return values[i];
   }
-  throw error(ErrorCode::internal, "internal error: the schedule {} has no argument {}; please report this", def->name, argument);
+  throw internal_error("the schedule {} has no argument {}", def->name, argument);
 }
 
 bool Schedule::given(std::string_view argument) const { return !std::isnan(value(argument)); }

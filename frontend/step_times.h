@@ -2,6 +2,7 @@
 
 #pragma once
 
+#include <algorithm>
 #include <cstddef>
 #include <cstdint>
 #include <vector>
@@ -32,7 +33,10 @@ class StepTimes {
   }
 
   const StepTime& last() const { return last_; }
-  const StepTime& sum() const { return sum_; }
+  StepTime mean() const {  // zeros where there is none
+    const auto steps = static_cast<double>(std::max<int64_t>(count_, 1));
+    return {.seconds = sum_.seconds / steps, .computing_ms = sum_.computing_ms / steps, .waiting_ms = sum_.waiting_ms / steps};
+  }
   int64_t count() const { return count_; }
   double median_milliseconds() const { return median(recent_ms_); }  // of the last 100
 

@@ -83,8 +83,8 @@ void Steps::set_loss_gradients(size_t index, const LossMeans& means, int64_t sam
   const EntryGraph& entry = planned_.set.entries[index].built;
   for (size_t i = 0; i < entry.losses.size(); ++i) {
     const JobLoss& loss = entry.losses[i];
-    const double counted = means.counted[i], of_sum = loss.counted == Counted::batches ? static_cast<double>(samples) : 1;
-    set_scalar(index, loss.inverse_count, counted > 0 ? static_cast<float>(loss.weight * of_sum / counted) : 0.0f);
+    const double counted = means.counted[i];
+    set_scalar(index, loss.inverse_count, counted > 0 ? static_cast<float>(loss.weight * weight_of_sum(loss, samples) / counted) : 0.0f);
   }
   set_scalar(index, entry.loss_scale, loss_scale);
 }

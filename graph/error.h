@@ -19,9 +19,14 @@ template <typename... Args> Error error(ErrorCode code, fmt::format_string<Args.
   return Error(code, fmt::format(format, std::forward<Args>(args)...));
 }
 
+// What can't be unless the program itself is wrong.
+template <typename... Args> Error internal_error(fmt::format_string<Args...> format, Args&&... args) {
+  return error(ErrorCode::internal, "internal error: {}; please report this", fmt::format(format, std::forward<Args>(args)...));
+}
+
 // An invariant of our own that guards the user's data: checked in release too.
 inline void require(bool holds, const char* what) {
-  if (!holds) throw Error(ErrorCode::internal, std::string("internal error: ") + what + "; please report this");
+  if (!holds) throw internal_error("{}", what);
 }
 
 }  // namespace ort_train

@@ -170,9 +170,7 @@ std::vector<ValueId> Graph::values_of(ValueKind kind) const {
 std::vector<ValueId> Graph::parameters() const { return values_of(ValueKind::parameter); }
 
 void Graph::verify(std::string_view after) const {
-  const auto fail = [&](const std::string& what) {
-    throw error(ErrorCode::internal, "internal error: after {}: {}; please report this", after, what);
-  };
+  const auto fail = [&](const std::string& what) { throw internal_error("after {}: {}", after, what); };
   std::vector<bool> known(values_.size());
   for (ValueId id = 0; id < values_.size(); ++id) {
     const Value& value = values_[id];

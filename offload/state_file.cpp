@@ -195,7 +195,7 @@ StateFile::~StateFile() {
 
 size_t StateFile::number_of(std::string_view name) const {
   const SlotEntry* const entry = table_.find(name);
-  if (entry == nullptr) throw error(ErrorCode::internal, "internal error: '{}' has no slots; please report this", name);
+  if (entry == nullptr) throw internal_error("'{}' has no slots", name);
   return static_cast<size_t>(entry - table_.entries.data());
 }
 

@@ -26,9 +26,6 @@ struct CandidateOptions {
   PassOptions passes{};                  // skip, and dump_after of the passes that come with the plan
 };
 
-// The bytes of a budget that aren't the arena's, by the number of the program's instructions.
-using Reserve = std::function<int64_t(int64_t instructions)>;
-
 // The entry points of one strategy with what is recomputed, and their planner.
 struct Candidate {
   StepStrategy strategy{};

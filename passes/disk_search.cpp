@@ -5,7 +5,6 @@
 #include <algorithm>
 #include <utility>
 
-#include "exec/pages.h"
 #include "passes/call_both.h"
 #include "passes/problem_dump.h"
 

@@ -198,7 +198,7 @@ class ModelMaker {
 
   void check_version(ValueId value, const char* what) const {
     if (version_[value] == current_[model_.class_of[value]]) return;
-    throw error(ErrorCode::internal, "internal error: '{}' {} after it was changed; please report this", graph_.value(value).name, what);
+    throw internal_error("'{}' {} after it was changed", graph_.value(value).name, what);
   }
 
   void link(uint32_t from, uint32_t to) {

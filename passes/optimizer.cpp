@@ -144,7 +144,7 @@ double Optimizer::value(std::string_view option) const {
   for (size_t i = 0; i < values.size(); ++i) {
     if (all[i].name == option) return values[i];
   }
-  throw error(ErrorCode::internal, "internal error: the optimizer {} has no option {}; please report this", name(), option);
+  throw internal_error("the optimizer {} has no option {}", name(), option);
 }
 
 std::vector<StateDef> Optimizer::states(const Value& parameter) const {

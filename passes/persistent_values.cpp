@@ -40,9 +40,8 @@ size_t PersistentValues::add(const std::string& entry, const Value& value) {
                        .fill = value.fill,
                        .read_only = value.kind == ValueKind::parameter});
   } else if (const Persistent& known = values_[at->second]; known.type != value.type() || known.purpose != purpose_of(value.kind)) {
-    throw error(ErrorCode::internal, "internal error: '{}' is {} ({}) in entry '{}' but {} ({}) in one before it; please report this",
-                value.name, to_string(value.type()), to_string(purpose_of(value.kind)), entry, to_string(known.type),
-                to_string(known.purpose));
+    throw internal_error("'{}' is {} ({}) in entry '{}' but {} ({}) in one before it", value.name, to_string(value.type()),
+                         to_string(purpose_of(value.kind)), entry, to_string(known.type), to_string(known.purpose));
   }
   return at->second;
 }

@@ -93,9 +93,7 @@ int64_t Planner::bytes_in_memory() const {
   return persistent + most;
 }
 
-int64_t Planner::least_bytes() const {
-  return planning::floor_bytes(make_instance(impl_->job, 0, {.threads = impl_->options.threads}, {}).problem);
-}
+int64_t Planner::least_bytes() const { return impl_->streamed(0, {}, {}).floor; }
 
 PlanEstimate Planner::estimate(int64_t limit, const ComputeRates& compute, const StreamRates& disk, double beat) const {
   Impl::Streamed& streamed = impl_->streamed(limit, compute, disk);
@@ -125,14 +123,11 @@ PlannedProgram Planner::streamed(int64_t limit, const ComputeRates& compute, con
         fastest_plan(instance.problem, search, impl_->options.for_slower_disk, impl_->options.search_bytes);
     bound = search.bound();
     if (plan) {
-      plan->bound = bound;
       PlannedProgram planned = planned_program(impl_->job, instance, std::move(*plan));
       if (planned.program.memory().bytes <= limit) return planned;
     }
   }
-  planning::HierarchyPlan least = planning::in_one_memory(instance.problem, planning::least_plan(instance.problem));
-  least.bound = bound;
-  return planned_program(impl_->job, instance, std::move(least));
+  return planned_program(impl_->job, instance, planning::in_one_memory(instance.problem, planning::least_plan(instance.problem), bound));
 }
 
 std::optional<PlannedProgram> Planner::discrete(const DeviceMemories& memories) const {

@@ -40,11 +40,13 @@ std::string escaped(std::string_view text) {
     char32_t character = 0;
     int bytes = decode_utf8(text.substr(at), character);
     if (character == 0xfffe || character == 0xffff) bytes = 0;  // which XML doesn't have
-    const char c = bytes > 0 ? text[at] : '?';
-    const size_t next = at + static_cast<size_t>(std::max(bytes, 1));
-    if (bytes > 1) result += text.substr(at, next - at);
-    at = next;
-    if (bytes > 1) continue;
+    if (bytes > 1) {
+      result += text.substr(at, static_cast<size_t>(bytes));
+      at += static_cast<size_t>(bytes);
+      continue;
+    }
+    const char c = bytes == 1 ? text[at] : '?';
+    ++at;
     switch (c) {
       case '&':
         result += "&amp;";

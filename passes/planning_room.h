@@ -4,10 +4,12 @@
 #pragma once
 
 #include <cstdint>
-
-#include "passes/candidates.h"
+#include <functional>
 
 namespace ort_train {
+
+// The bytes of a budget that aren't the arena's, by the number of the program's instructions.
+using Reserve = std::function<int64_t(int64_t instructions)>;
 
 // Bytes of graphs with `instructions` instructions.
 inline int64_t graph_bytes(const Reserve& reserve, int64_t instructions) { return reserve(instructions) - reserve(0); }

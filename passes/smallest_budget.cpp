@@ -11,12 +11,6 @@
 #include "passes/plan_report.h"
 
 namespace ort_train {
-namespace {
-
-constexpr int64_t whole(int64_t bytes, int64_t unit) { return (bytes + unit - 1) / unit * unit; }
-
-}  // namespace
-
 // --- what sets it -----------------------------------------------------------------------------------------------------------------------
 
 std::string SmallestBudget::set_by() const { return entry.empty() ? op : fmt::format("{} in '{}'", op, entry); }
@@ -38,12 +32,12 @@ SmallestBudget budget_for(int64_t reserve, const Program& program, const Candida
 }
 
 SmallestBudget device_budget(int64_t reserve, int64_t bytes, int64_t page) {
-  return {.budget = reserve + whole(whole_pages(bytes), page), .op = "", .entry = ""};
+  return {.budget = reserve + in_whole(page, whole_pages(bytes))};
 }
 
 int64_t budget_above(int64_t taken) {
   constexpr int64_t kMB = int64_t{1} << 20;
-  return whole(taken + 2 * kMB, 4 * kMB);
+  return in_whole(4 * kMB, taken + 2 * kMB);
 }
 
 // --- without a disk ---------------------------------------------------------------------------------------------------------------------

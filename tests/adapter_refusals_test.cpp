@@ -242,9 +242,7 @@ TEST_F(AdapterRefusals, UntiedWeightsHaveTheNamesOfTheirModules) {
   }
   add(graph.add_metadata_props(), "pkg.torch.export.ExportedProgram.graph_signature",
       "p_body_embed_weight: PARAMETER target='body.embed.weight'\np_head_weight: PARAMETER target='head.weight'\n");
-  pb::ValueInfoProto& folded = *graph.add_value_info();
-  folded.set_name("val_1");
-  add(folded.add_metadata_props(), "pkg.onnxscript.optimizer.folded_from", "['head.weight']");
+  describe(model, "val_1", "pkg.onnxscript.optimizer.folded_from", "['head.weight']");
 
   Arrays arrays;
   arrays.add("words", {4, 3}, std::vector<int64_t>{0, 1, 2, 3, 4, 5, 5, 4, 3, 2, 1, 0});

@@ -442,13 +442,7 @@ TEST_F(AdapterRuns, LargeConstantsStayAsTheyAre) {
   *model.mutable_graph()->add_initializer() = tensor_of("table", {kWide, kWide}, table);
   *model.mutable_graph()->add_initializer() = tensor_of("first.weight", {kWide, kIn}, numbers(kWide * kIn, 7907));
   *model.mutable_graph()->add_initializer() = tensor_of("head.weight", {kIn, kOut}, numbers(kIn * kOut, 619));
-  for (const char* name : {"zeros", "table"}) {
-    auto& info = *model.mutable_graph()->add_value_info();
-    info.set_name(name);
-    auto& entry = *info.add_metadata_props();
-    entry.set_key("pkg.torch.export.graph_signature.InputSpec.kind");
-    entry.set_value("BUFFER");
-  }
+  for (const char* name : {"zeros", "table"}) describe(model, name, kKind, "BUFFER");
   Options o = with_data(write_model(folder, model, "table.onnx"));
   o.base_dtype = "nf4";
   for (const std::vector<std::string>& targets : {std::vector<std::string>{}, {"*"}}) {

@@ -163,6 +163,21 @@ TEST(HostileNodes, FoldingHasLimits) {
   EXPECT_LT(folded({.work = 5000}), 10);
 }
 
+// What is left to fold with is shared by all nodes of a model.
+TEST(HostileNodes, CopiesOfAFolderHaveOneLimit) {
+  Workers workers(1);
+  Graph graph;
+  const Folder folder = make_folder(workers, {.bytes = 3 * 1024});
+  int count = 0;
+  for (int i = 0; i < 10; ++i) {
+    Builder builder(graph);
+    builder.folding(folder);
+    count +=
+        graph.constant(builder.emit("ConstantOfShape", {}, {{"shape", Shape{256}}, {"value", Tensor(DType::float32, {1})}})) != nullptr;
+  }
+  EXPECT_EQ(count, 3);
+}
+
 TEST(HostileNodes, AnArchiveThatClaimsWhatItCannotHold) {
   const TestFolder folder;
   const auto refused = [&](const char* name) {

@@ -8,7 +8,6 @@
 #include <tuple>
 
 #include "exec/kernel.h"
-#include "graph/builder.h"
 #include "tests/onnx_models.h"
 
 namespace ort_train {
@@ -37,11 +36,8 @@ struct ImportEdges : ::testing::Test {
 // onnx.helper.make_tensor() stores numbers of 16 bits as integers, unless it is told to store bytes.
 TEST_F(ImportEdges, HalvesStoredAsIntegersAreRefused) {
   for (const auto type : {pb::TensorProto::FLOAT16, pb::TensorProto::BFLOAT16}) {
-    pb::ModelProto model = this->model(17, "(float16[n, 64] x) => (float16[n, 2] y) { h = MatMul (x, v) y = MatMul (h, w) }");
-    if (type == pb::TensorProto::BFLOAT16) {
-      for (auto* value : {model.mutable_graph()->mutable_input(0), model.mutable_graph()->mutable_output(0)})
-        value->mutable_type()->mutable_tensor_type()->set_elem_type(type);
-    }
+    pb::ModelProto model = this->model(17, fmt::format("({0}[n, 64] x) => ({0}[n, 2] y) {{ h = MatMul (x, v) y = MatMul (h, w) }}",
+                                                       type == pb::TensorProto::FLOAT16 ? "float16" : "bfloat16"));
     for (const auto& [name, rows, columns] : {std::tuple("v", 64, 32), {"w", 32, 2}}) {
       auto& weight = *model.mutable_graph()->add_initializer();
       weight.set_name(name), weight.set_data_type(type), weight.add_dims(rows), weight.add_dims(columns);
@@ -156,21 +152,6 @@ TEST_F(ImportEdges, BranchesDoNotShareBytesUnderAnotherShape) {
   const Imported imported = import_file(write_model(folder, model), options);
   ASSERT_EQ(imported.obstacles.size(), 1u);
   EXPECT_HAS(imported.obstacles[0].reason, "'w' and 'v' share bytes of");
-}
-
-// What is left to fold with is shared by all nodes of a model.
-TEST(Folding, CopiesOfAFolderHaveOneLimit) {
-  Workers workers(1);
-  Graph graph;
-  const Folder folder = make_folder(workers, {.bytes = 3 * 1024});
-  int count = 0;
-  for (int i = 0; i < 10; ++i) {
-    Builder builder(graph);
-    builder.folding(folder);
-    count +=
-        graph.constant(builder.emit("ConstantOfShape", {}, {{"shape", Shape{256}}, {"value", Tensor(DType::float32, {1})}})) != nullptr;
-  }
-  EXPECT_EQ(count, 3);
 }
 
 }  // namespace

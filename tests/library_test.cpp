@@ -336,6 +336,17 @@ TEST_F(Library, AFailedSaveIsToldInsteadOfWhatACallbackThrew) {
   EXPECT_THAT(error_of(ErrorCode::io, [&] { trainer.train(); }), HasSubstr(o.output_dir));
 }
 
+// By a callback, in training.
+int number_thrown(Trainer& trainer) {
+  try {
+    trainer.train();
+  } catch (const int thrown) {
+    return thrown;
+  }
+  ADD_FAILURE() << "nothing was thrown";
+  return 0;
+}
+
 // Others that are thrown on the way to the end don't take its place.
 TEST_F(Library, TheFirstOfSeveralExceptionsComesOut) {
   Options o = options();
@@ -347,13 +358,8 @@ TEST_F(Library, TheFirstOfSeveralExceptionsComesOut) {
                             noted = note.starts_with("saved");
                             if (noted) throw 8;
                           }});
-  try {
-    trainer.train();
-    ADD_FAILURE() << "nothing was thrown";
-  } catch (const int thrown) {
-    EXPECT_EQ(thrown, 7);
-    EXPECT_TRUE(noted);
-  }
+  EXPECT_EQ(number_thrown(trainer), 7);
+  EXPECT_TRUE(noted);
 }
 
 TEST_F(Library, TheFirstComesOutThoughSavingIsInterrupted) {
@@ -370,13 +376,8 @@ TEST_F(Library, TheFirstComesOutThoughSavingIsInterrupted) {
                             noted = true;
                             throw 8;
                           }});
-  try {
-    trainer.train();
-    ADD_FAILURE() << "nothing was thrown";
-  } catch (const int thrown) {
-    EXPECT_EQ(thrown, 7);
-    EXPECT_TRUE(noted);
-  }
+  EXPECT_EQ(number_thrown(trainer), 7);
+  EXPECT_TRUE(noted);
 }
 
 // What a callback throws that another call gave it.

@@ -86,6 +86,16 @@ inline Imported import_file(const std::string& path, const ImportOptions& option
   return import_model(path, options, workers);
 }
 
+// What PyTorch's exporter says of a value.
+inline void describe(ort_train_onnx::ModelProto& model, const std::string& value, const std::string& key, const std::string& text) {
+  auto& info = *model.mutable_graph()->add_value_info();
+  info.set_name(value);
+  auto& entry = *info.add_metadata_props();
+  entry.set_key(key);
+  entry.set_value(text);
+}
+inline constexpr const char* kKind = "pkg.torch.export.graph_signature.InputSpec.kind";
+
 using Names = std::vector<std::string>;
 
 inline Names parameter_names(const Imported& imported) {

@@ -27,19 +27,11 @@ struct WeightRules : ::testing::Test {
   }
   std::string fate(const std::string& text, const std::string& name) { return fate(model_of(text), name); }
 
-  static void describe(pb::ModelProto& model, const std::string& value, const std::string& key, const std::string& text) {
-    pb::ValueInfoProto& info = *model.mutable_graph()->add_value_info();
-    info.set_name(value);
-    auto& entry = *info.add_metadata_props();
-    entry.set_key(key);
-    entry.set_value(text);
-  }
   static void sign(pb::ModelProto& model, const std::string& text) {
     auto& entry = *model.mutable_graph()->add_metadata_props();
     entry.set_key("pkg.torch.export.ExportedProgram.graph_signature");
     entry.set_value(text);
   }
-  static constexpr const char* kKind = "pkg.torch.export.graph_signature.InputSpec.kind";
   static constexpr const char* kFolded = "pkg.onnxscript.optimizer.folded_from";
 
   // Three tensors of which roles and contents would train `val_1` and `t`, and leave `s`.

@@ -18,6 +18,7 @@
 #include "exec/cuda/status.h"
 #include "exec/cuda/tensor_product.h"
 #include "exec/cuda/trial.h"
+#include "exec/pages.h"
 #include "exec/program.h"
 #include "graph/error.h"
 #include "graph/op_def.h"
@@ -125,6 +126,21 @@ bool has_context(int number) {
   return reinterpret_cast<CUresult (*)(CUdevice, unsigned*, int*)>(found)(number, &flags, &is_active) != CUDA_SUCCESS || is_active != 0;
 }
 
+double rate_of(Trial product) { return product.cost().flops / product.seconds(2); }
+
+// Of a product of squares, which fit into the memory with cuBLAS's workspace.
+double half_rate(const TensorType& square, const cuda::DeviceMemory& memory) {
+  const int64_t n = square.shape[0];
+  AlgorithmTable algorithms;  // of its own: by which a run makes its products is decided later
+  const auto product = cuda::prepare_product(
+      {.rows = n, .columns = n, .depth = n, .a_pitch = n, .b_pitch = n, .d_pitch = n, .result = square.dtype}, algorithms);
+  const auto run = [&](const KernelArgs& args) {
+    product->run(args.inputs[0], args.inputs[1], nullptr, nullptr, args.outputs[0], args.workspace, args.queue);
+  };
+  const double flops = 2 * static_cast<double>(n * n) * static_cast<double>(n);
+  return rate_of(Trial(run, {.flops = flops}, {square, square}, {square}, cuda::library_limits().product_workspace, memory));
+}
+
 class CudaGpu : public Gpu {
  public:
   explicit CudaGpu(int number) : nvml_(bus_of(number)) {
@@ -175,7 +191,7 @@ class CudaGpu : public Gpu {
     check(cudaSetDevice(facts_.number), "it can't be used");
     const std::string lacking = cuda::start_cudnn();
     // cuBLAS is loaded by a first product, here a small one, whatever the budget.
-    const cuda::DeviceMemory memory(cuda::library_limits().product_workspace + (int64_t{2} << 20));
+    const cuda::DeviceMemory memory(cuda::library_limits().product_workspace + kDevicePage);
     (void)half_rate({DType::bfloat16, {512, 512}}, memory);
     return lacking;
   }
@@ -197,8 +213,6 @@ class CudaGpu : public Gpu {
     constexpr int64_t kContext = int64_t{600} << 20;  // about what one takes, which can't be asked without NVML
     return kContext + first_free_ - free_bytes();
   }
-  static double half_rate(const TensorType& square, const cuda::DeviceMemory& memory);
-
   // Kernels are loaded when they are first asked for, which takes memory: all of them now.
   void load_kernels() const {
     for (const void* kernel : block_kernels()) {
@@ -255,21 +269,6 @@ Gpu::LinkRates CudaGpu::measure_link(int64_t bytes) {
   for (cudaEvent_t event : events) (void)cudaEventDestroy(event);
   for (cudaStream_t stream : streams) (void)cudaStreamDestroy(stream);
   return rates;
-}
-
-double rate_of(Trial product) { return product.cost().flops / product.seconds(2); }
-
-// Of a product of squares, which fit into the memory with cuBLAS's workspace.
-double CudaGpu::half_rate(const TensorType& square, const cuda::DeviceMemory& memory) {
-  const int64_t n = square.shape[0];
-  AlgorithmTable algorithms;  // of its own: by which a run makes its products is decided later
-  const auto product = cuda::prepare_product(
-      {.rows = n, .columns = n, .depth = n, .a_pitch = n, .b_pitch = n, .d_pitch = n, .result = square.dtype}, algorithms);
-  const auto run = [&](const KernelArgs& args) {
-    product->run(args.inputs[0], args.inputs[1], nullptr, nullptr, args.outputs[0], args.workspace, args.queue);
-  };
-  const double flops = 2 * static_cast<double>(n * n) * static_cast<double>(n);
-  return rate_of(Trial(run, {.flops = flops}, {square, square}, {square}, cuda::library_limits().product_workspace, memory));
 }
 
 ComputeRates CudaGpu::measure_compute(bool halves, int64_t bytes) {

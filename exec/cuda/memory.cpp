@@ -4,6 +4,7 @@
 #include <utility>
 
 #include "exec/cuda/status.h"
+#include "exec/pages.h"
 #include "graph/error.h"
 
 namespace ort_train::cuda {
@@ -22,11 +23,6 @@ constexpr int kMostDevices = 256;
 std::array<std::atomic<int64_t>, kMostDevices>& held_of_all() {
   static std::array<std::atomic<int64_t>, kMostDevices> bytes{};
   return bytes;
-}
-
-int64_t whole_device_pages(int64_t bytes) {
-  constexpr int64_t kPage = int64_t{2} << 20;  // in which the driver counts
-  return (bytes + kPage - 1) / kPage * kPage;
 }
 
 }  // namespace
@@ -59,14 +55,14 @@ DeviceMemory::DeviceMemory(int64_t bytes, std::shared_ptr<std::atomic<int64_t>> 
   if (cleared != cudaSuccess) (void)cudaFree(data);
   check(cleared, "memory can't be cleared");
   data_ = static_cast<std::byte*>(data);
-  count(whole_device_pages(bytes));
+  count(in_whole(kDevicePage, bytes));
 }
 
 DeviceMemory::~DeviceMemory() {
   if (data_ == nullptr) return;
   (void)cudaSetDevice(device_);
   (void)cudaFree(data_);
-  count(-whole_device_pages(bytes_));
+  count(-in_whole(kDevicePage, bytes_));
 }
 
 PinnedMemory::PinnedMemory(int64_t bytes) : Memory(bytes), arena_(bytes) {

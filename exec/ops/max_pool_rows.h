@@ -5,6 +5,9 @@
 // The gradient: of the rows of windows that read a row of x, which element of each window is the largest is kept beside dy until that row
 // of dx is made, a phase of it at once. It is added over windows upwards, as a loop over them would: in a row of windows taps go from last
 // to first.
+//
+// What is written is read with other offsets soon after, which waits until the processor has moved it from its store queue to the cache. So
+// x is divided a row of windows ahead of what reads it, and rows of dx are made one row of windows later.
 
 #pragma once
 
@@ -65,7 +68,7 @@ class MaxRows {
  public:
   MaxRows() = default;
   MaxRows(const Windows& windows, Element element) : h_(windows.h), w_(windows.w), element_(element) {
-    slots_ = power_of_two(std::min((h_.kernel - 1) * h_.dilation + 1, h_.in));
+    slots_ = power_of_two(std::min((h_.kernel - 1) * h_.dilation + 1 + h_.stride, h_.in));
     const auto whole = [](int64_t n) { return (n + gemm::kWidth - 1) / gemm::kWidth * gemm::kWidth; };
     width_ = whole(w_.out);
     used_ = whole((w_.in + w_.begin + w_.stride - 1) / w_.stride);
@@ -100,8 +103,10 @@ class MaxRows {
   void forward(const std::byte* x, std::byte* y, std::byte* workspace) const {
     auto* const best = reinterpret_cast<float*>(workspace + y_at_);
     int64_t divided = 0;  // rows of x
+    divide_for(0, x, divided, workspace);
     for (int64_t oh = 0; oh < h_.out; ++oh) {
-      const Rows rows = rows_of(oh, x, divided, workspace);
+      divide_for(oh + 1, x, divided, workspace);
+      const Rows rows = rows_of(oh, workspace);
       for_vectors(width_, [&]<int n>(int64_t i) {
         gemm::Vector largest[n];
         std::fill_n(largest, n, gemm::broadcast(kLeast));
@@ -126,15 +131,17 @@ class MaxRows {
     std::fill_n(of_windows, lines_ * line(), 0.0f);
     std::fill_n(found, lines_ * line(), kNone);
     int64_t divided = 0, done = 0;  // rows of x, rows of dx
+    divide_for(0, x, divided, workspace);
     for (int64_t oh = 0; oh < h_.out; ++oh) {
-      const Rows rows = rows_of(oh, x, divided, workspace);
-      const int64_t end = oh + 1 < h_.out ? std::clamp<int64_t>(h_.at(oh + 1, 0), done, h_.in) : h_.in;  // of rows of dx
+      divide_for(oh + 1, x, divided, workspace);
+      const int64_t end = std::clamp<int64_t>(h_.at(oh, 0), done, h_.in);  // of the rows of dx that no later window reads
       fetch(x, divided, std::min(divided + h_.stride, h_.in), [](const std::byte* line) { __builtin_prefetch(line, 0, 3); });
-      fetch(dx, done, end, [](const std::byte* line) { gemm::fetch_to_write(line); });
-      find(rows, found + first_of_line(oh));
+      fetch(dx, end, std::min(end + h_.stride, h_.in), [](const std::byte* line) { gemm::fetch_to_write(line); });
+      for (; done < end; ++done) put(done, oh - 1, dx + done * w_.in * size(), workspace);
+      find(rows_of(oh, workspace), found + first_of_line(oh));
       read(dy + oh * w_.out * size(), w_.out, of_windows + first_of_line(oh));
-      for (; done < end; ++done) put(done, oh, dx + done * w_.in * size(), workspace);
     }
+    for (; done < h_.in; ++done) put(done, h_.out - 1, dx + done * w_.in * size(), workspace);
   }
 
  private:
@@ -176,6 +183,9 @@ class MaxRows {
 
   int64_t size() const { return bytes_each<float>(element_); }
   int64_t slot() const { return phase_ * w_.stride; }
+  float* slot_of(int64_t row, std::byte* workspace) const {
+    return reinterpret_cast<float*>(workspace + x_at_) + (row & (slots_ - 1)) * slot();
+  }
   // Of a row of windows: where it is among those that are kept.
   int64_t line() const { return margin_ + phase_; }
   int64_t first_of_line(int64_t oh) const { return (oh & (lines_ - 1)) * line() + margin_; }
@@ -200,16 +210,21 @@ class MaxRows {
     for (int64_t at = begin * w_.in * size(); at < end * w_.in * size(); at += 64) fetch_line(plane + at);
   }
 
-  // Those of x that row `oh` of windows reads. `divided`: how many rows are in their slots, or have been.
-  Rows rows_of(int64_t oh, const std::byte* x, int64_t& divided, std::byte* workspace) const {
-    Rows rows{.row = reinterpret_cast<Row*>(workspace + read_at_)};
-    auto* const slots = reinterpret_cast<float*>(workspace + x_at_);
+  // Divides the rows of x up to the last one that row `oh` of windows reads. `divided`: how many are in their slots, or have been.
+  void divide_for(int64_t oh, const std::byte* x, int64_t& divided, std::byte* workspace) const {
+    if (oh >= h_.out) return;
     divided = std::max(divided, std::min(h_.at(oh, 0), h_.in));  // no later window reads those before
+    for (const int64_t end = std::min(h_.at(oh, h_.kernel - 1) + 1, h_.in); divided < end; ++divided) {
+      divide(x + divided * w_.in * size(), slot_of(divided, workspace), workspace);
+    }
+  }
+
+  // Those of x that row `oh` of windows reads.
+  Rows rows_of(int64_t oh, std::byte* workspace) const {
+    Rows rows{.row = reinterpret_cast<Row*>(workspace + read_at_)};
     for (int64_t kh = 0; kh < h_.kernel; ++kh) {
       const int64_t row = h_.at(oh, kh);
-      if (row < 0 || row >= h_.in) continue;
-      for (; divided <= row; ++divided) divide(x + divided * w_.in * size(), slots + (divided & (slots_ - 1)) * slot(), workspace);
-      rows.row[rows.count++] = {slots + (row & (slots_ - 1)) * slot(), kh * w_.kernel};
+      if (row >= 0 && row < h_.in) rows.row[rows.count++] = {slot_of(row, workspace), kh * w_.kernel};
     }
     return rows;
   }

@@ -17,8 +17,7 @@ EntryCode lay_code(const Draft& draft, const EntryPlan& plan, const std::vector<
     };
     auto queue = find(background);
     if (queue == queues.end()) queue = find(false);
-    if (queue == queues.end())
-      throw error(ErrorCode::internal, "internal error: no queue between spaces {} and {}; please report this", from, to);
+    if (queue == queues.end()) throw internal_error("no queue between spaces {} and {}", from, to);
     const Action action = node == kNone ? Action::copy : Action::compute;
     made.code.push_back({.action = action, .queue = static_cast<QueueId>(queue - queues.begin()), .node = node});
     return static_cast<int32_t>(made.code.size()) - 1;

@@ -17,13 +17,14 @@ std::optional<HierarchyPlan> plan_for_slower_disk(const Problem& problem, double
   if (search.bound() >= kNear * bound) return std::nullopt;
   std::optional<Plan> plan = search.best();
   if (!plan) return std::nullopt;
-  return in_one_memory(problem, std::move(*plan));
+  return in_one_memory(problem, std::move(*plan), bound);
 }
 
 }  // namespace
 
-HierarchyPlan in_one_memory(const Problem& problem, Plan plan) {
+HierarchyPlan in_one_memory(const Problem& problem, Plan plan, double bound) {
   HierarchyPlan result{.plans = {std::move(plan)}};
+  result.bound = bound;
   set_forecasts(problem, result);
   return result;
 }
@@ -35,7 +36,7 @@ std::optional<HierarchyPlan> fastest_plan(const Problem& problem, Search& search
   if (slower && slower->seconds <= kGood * search.bound()) return slower;
   std::optional<Plan> best = search.best();
   if (!best) return slower;
-  HierarchyPlan fastest = in_one_memory(problem, std::move(*best));
+  HierarchyPlan fastest = in_one_memory(problem, std::move(*best), search.bound());
   if (slower && slower->seconds <= kGood * fastest.seconds) return slower;
   return fastest;
 }

@@ -120,7 +120,14 @@ int main(int argc, char** argv) {
   Workers workers(threads);
   const Shape x{kRows, kColumns}, row{kColumns}, column{kRows, 1};
   const Attributes tanh_form{{"approximate", std::string("tanh")}}, last{{"axis", int64_t{-1}}};
-  const std::vector<Job> jobs{
+  const Shape image{8, 64, 112, 112}, half_image{8, 64, 56, 56};
+  const auto window = [](int64_t side, int64_t pad) {
+    return Attributes{{"kernel_shape", std::vector<int64_t>{side, side}},
+                      {"strides", std::vector<int64_t>{2, 2}},
+                      {"pads", std::vector<int64_t>{pad, pad, pad, pad}}};
+  };
+  const Attributes three = window(3, 1), two = window(2, 0), is_live{{"live", int64_t{1}}};
+  std::vector<Job> jobs{
       {"Add", "Add", {}, {x, x}},
       {"Add bias", "Add", {}, {x, row}},
       {"Mul column", "Mul", {}, {x, column}},
@@ -144,7 +151,17 @@ int main(int argc, char** argv) {
       {"LayerNormalizationGrad", "LayerNormalizationGrad", last, {x, x, row, column, column}, 3, 0.1, 1},
       {"RMSNormalization", "RMSNormalization", last, {x, row}, 2},
       {"RMSNormalizationGrad", "RMSNormalizationGrad", last, {x, x, row, column}, 2, 0.1, 1},
+      // of images
+      {"MaxPool 3x3", "MaxPool", three, {image}},
+      {"MaxPoolGrad 3x3", "MaxPoolGrad", three, {half_image, image}},
+      {"MaxPool 2x2", "MaxPool", two, {image}},
+      {"MaxPoolGrad 2x2", "MaxPoolGrad", two, {half_image, image}},
   };
+  for (const auto& [channels, side] : {std::pair<int64_t, int64_t>{16, 112}, {64, 112}, {64, 56}, {72, 28}, {480, 14}, {960, 7}}) {
+    const Shape planes{8, channels, side, side}, numbers{channels};
+    jobs.push_back({"LiveBatchNormalization", "LiveBatchNormalization", {}, {planes, numbers, numbers}, 3});
+    jobs.push_back({"BatchNormalizationGrad", "BatchNormalizationGrad", is_live, {planes, planes, numbers, numbers, numbers}, 3, 0.1, 1});
+  }
   bool correct = true;
   for (const Job& job : jobs) correct &= measure(job, workers, limit);
   return correct ? 0 : 1;

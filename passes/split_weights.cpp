@@ -3,9 +3,11 @@
 #include <algorithm>
 #include <numeric>
 
+#include "exec/class_chunk.h"
 #include "exec/depth_block.h"
 #include "graph/builder.h"
 #include "graph/op_def.h"
+#include "passes/match.h"
 #include "passes/pack_weights.h"
 
 namespace ort_train {
@@ -20,6 +22,30 @@ int64_t rows_for(const Graph& graph, const Node& node, ValueId weight) {
 
 int64_t row_elements(const Value& weight) { return element_count(weight.shape.from(1)); }
 
+constexpr int64_t kLargePart = int64_t{16} << 20;  // bytes
+
+// Whether a value becomes an output of the model as it is, but for its shape and type.
+bool is_given_out(const View& view, ValueId value) {
+  if (view.is_output(value)) return true;
+  return std::any_of(view.readers(value).begin(), view.readers(value).end(), [&](NodeId reader) {
+    const Node& node = view.graph().node(reader);
+    return (node.op->name == "Reshape" || node.op->name == "Cast") && is_given_out(view, node.outputs[0]);
+  });
+}
+
+// Parts of a model's head begin where chunks of a loss's classes do, so that its logits can be divided (passes/split_logits.h): unless that
+// makes them large.
+int64_t rows_for_logits(const View& view, ValueId weight, int64_t rows) {
+  const Graph& graph = view.graph();
+  const bool makes_logits = std::any_of(view.readers(weight).begin(), view.readers(weight).end(), [&](NodeId reader) {
+    const Node& node = graph.node(reader);
+    return node.op->name == "MatMul" && node.inputs[1] == weight && node.attributes.get("trans_b", 0) != 0 &&
+           is_given_out(view, node.outputs[0]);
+  });
+  const int64_t chunks = std::lcm(rows, kClassChunk);
+  return makes_logits && bytes_of(graph.value(weight).dtype, chunks * row_elements(graph.value(weight))) <= kLargePart ? chunks : rows;
+}
+
 // Where parts may begin, for the sake of all uses: at multiples of so many rows; 0: the weight isn't divided.
 int64_t rows_for_all(const Graph& graph, ValueId weight, const std::vector<NodeId>& readers) {
   int64_t rows = readers.empty() ? 0 : kLeastDepthBlock;  // norms are summed in blocks of that many rows, or a part of them
@@ -32,11 +58,10 @@ int64_t rows_for_all(const Graph& graph, ValueId weight, const std::vector<NodeI
 
 // At multiples of a block of quantized state, too, but where parts would be large and the optimizer quantizes none.
 int64_t whole_rows(const Value& weight, int64_t block, const Optimizer& optimizer) {
-  constexpr int64_t kMuch = int64_t{16} << 20;  // bytes
   const int64_t elements = std::lcm(kStateBlock, storage_of(weight.dtype).block_elements);
   const int64_t rows = std::lcm(block, elements / std::gcd(elements, row_elements(weight)));
   if (is_weight_blocks(weight.dtype)) return rows;
-  return optimizer.state_block() == 1 && rows > block && rows * (weight.bytes() / weight.shape[0]) > kMuch ? block : rows;
+  return optimizer.state_block() == 1 && rows > block && rows * (weight.bytes() / weight.shape[0]) > kLargePart ? block : rows;
 }
 
 // The same for tests, whose parts begin anywhere else.
@@ -170,14 +195,15 @@ int64_t usual_part_bytes(const Graph& graph) {
 
 bool mark_parts(Graph& graph, const PassOptions& options) {
   const int64_t part_bytes = options.part_bytes > 0 ? options.part_bytes : usual_part_bytes(graph);
-  const auto readers = graph.readers();
+  const View view(graph);
   bool changed = false;
   for (const ValueId id : graph.parameters()) {
     Value& weight = graph.value(id);
     weight.part_rows = 0;
     if (weight.shape.size() < 2 || std::find(graph.outputs.begin(), graph.outputs.end(), id) != graph.outputs.end()) continue;
-    const int64_t block = rows_for_all(graph, id, readers[id]);
-    if (block > 0) weight.part_rows = rows_of_part(weight, block, part_bytes, options);
+    const int64_t block = rows_for_all(graph, id, view.readers(id));
+    if (block > 0) weight.part_rows = rows_of_part(weight, rows_for_logits(view, id, block), part_bytes, options);
+    if (block > 0 && weight.part_rows == 0) weight.part_rows = rows_of_part(weight, block, part_bytes, options);
     changed |= weight.part_rows > 0;
   }
   return changed;

@@ -31,7 +31,7 @@ namespace ort_train {
 bool mark_parts(Graph& graph, const PassOptions& options);
 
 // The usual size of parts: a 128th of all parameters, between 4 and 16 MiB. Smaller ones would take less memory, larger ones make fewer
-// transfers: with these GPT-2 124M (256 tokens) trains in 109 MB and GPT-2-XL (1,024) in 298 MB.
+// transfers: with these GPT-2 124M (256 tokens) trains in 82 MB and GPT-2-XL (1,024) in 196 MB.
 int64_t usual_part_bytes(const Graph& graph);
 
 // Divides the marked parameters of a job's graph, which has its backward pass but no update. `gradients`: parameter -> those of its uses;

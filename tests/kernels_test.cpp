@@ -362,6 +362,34 @@ TEST_F(LossTest, LargeLogitsOverflowNothing) {
   EXPECT_EQ(gradient.data<float>()[0], 0);
 }
 
+// Rows of equal numbers, however large, have a loss that is no more than log(n): what they share cancels out. Of -infinity alone there is
+// no softmax.
+TEST_F(LossTest, RowsThatAreMaskedAsAWhole) {
+  const Tensor labels = make_tensor<int64_t>({1}, {1}), one = scalar_tensor(1.0f), one64 = scalar_tensor(1.0);
+  for (const float x : {-1e20f, -3e38f, -1e16f, 1e20f, -5e4f}) {
+    const Tensor logits = make_tensor<float>({1, 600}, std::vector<float>(600, x));
+    const std::vector<Tensor> loss = run("SoftmaxCrossEntropy", {{"z_loss", 1e-20f}}, {&logits, &labels}, 2);
+    EXPECT_GE(loss[0].data<float>()[0], 0) << x;
+    EXPECT_FALSE(std::isnan(loss[0].data<float>()[0])) << x;
+    EXPECT_NEAR(loss[1].data<float>()[0], x, std::abs(x) * 2e-4) << x;
+  }
+  const Tensor lowest = make_tensor<double>({1, 600}, std::vector<double>(600, std::numeric_limits<double>::lowest()));
+  const std::vector<Tensor> in_double = run("SoftmaxCrossEntropy", {}, {&lowest, &labels}, 2);
+  EXPECT_EQ(in_double[0].data<double>()[0], 0);
+  const Tensor slope = run("SoftmaxCrossEntropyGrad", {}, {&one64, &lowest, &in_double[1], &labels})[0];
+  EXPECT_EQ(slope.data<double>()[1], 0);
+  for (const int64_t n : {int64_t{5}, int64_t{600}}) {  // short rows have a way of their own
+    const Shape shape{32, n};
+    const Tensor hidden =
+        make_tensor<float>(shape, std::vector<float>(static_cast<size_t>(32 * n), -std::numeric_limits<float>::infinity()));
+    const Tensor of_rows = make_tensor<int64_t>({32}, std::vector<int64_t>(32, 1));
+    const std::vector<Tensor> none = run("SoftmaxCrossEntropy", {}, {&hidden, &of_rows}, 2);
+    EXPECT_TRUE(std::isnan(none[0].data<float>()[0])) << n;
+    const Tensor gradient = run("SoftmaxCrossEntropyGrad", {}, {&one, &hidden, &none[1], &of_rows})[0];
+    EXPECT_TRUE(std::isnan(gradient.data<float>()[1])) << n;
+  }
+}
+
 // --- optimizers: four steps of torch 2.13 with clip_grad_norm_(1.0) ---------------------------------------------------------------------
 
 const std::vector<float> kStart{0.5f, -1.25f, 2.0f, 1e-3f, -3e-2f, 0.75f, -0.5f};

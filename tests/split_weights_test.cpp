@@ -48,27 +48,31 @@ TEST(SplitWeights, OnlyMatricesWithKnownUsesAreDivided) {
 TEST(SplitWeights, PartsBeginWhereThatChangesNoBit) {
   struct Case {
     Shape shape;
-    int64_t part_bytes, rows;
+    int64_t part_bytes, rows, of_head;  // the latter where the products are the model's output: logits
     const char* why;
   };
-  for (const Case& c :
-       {Case{{1000, 768}, 300'000, 384, "three blocks of a depth of 1,000"}, Case{{1600, 4800}, 4'000'000, 320, "five of a depth of 1,600"},
-        Case{{1600, 4800}, 15'000'000, 640, "31 MB in three parts, of whole blocks"},
-        Case{{5000, 6}, 3000, 384, "128 rows of six are 3 x 256 numbers"},
-        Case{{5000, 7}, 3000, 768, "two blocks: 256 rows of seven are, too"},
-        Case{{768, 50256}, 16'000'000, 64, "wide matrices have blocks of 64 rows"},
-        Case{{768, 50257}, 16'000'000, 64, "so does this one: 256 rows would be 51 MB"},
-        Case{{384, 5000}, 3'000'000, 0, "one block of a depth"}, Case{{2000, 8}, 3000, 0, "it may go into a pack"}}) {
+  for (const Case& c : {Case{{1000, 768}, 300'000, 384, 768, "three blocks of a depth of 1,000"},
+                        Case{{1600, 4800}, 4'000'000, 320, 320, "five of a depth of 1,600"},
+                        Case{{1600, 4800}, 15'000'000, 640, 640, "31 MB in three parts, of whole blocks"},
+                        Case{{5000, 6}, 3000, 384, 768, "128 rows of six are 3 x 256 numbers"},
+                        Case{{5000, 7}, 3000, 768, 768, "two blocks: 256 rows of seven are, too"},
+                        Case{{768, 50256}, 16'000'000, 64, 64, "wide matrices have blocks of 64 rows"},
+                        Case{{768, 50257}, 16'000'000, 64, 64, "so does this one: 256 rows would be 51 MB"},
+                        Case{{384, 5000}, 3'000'000, 0, 0, "one block of a depth"}, Case{{2000, 8}, 3000, 0, 0, "it may go into a pack"}}) {
     Graph graph;
     const ValueId w = graph.add_value({.name = "w", .shape = c.shape, .kind = ValueKind::parameter, .trainable = true});
     graph.inputs = {graph.add_value({.name = "x", .shape = {3, c.shape[1]}, .kind = ValueKind::input})};
-    graph.outputs = {Builder(graph).emit("MatMul", {graph.inputs[0], w}, {{"trans_b", int64_t{1}}})};
+    Builder b(graph);
+    graph.outputs = {b.emit("Tanh", {b.emit("MatMul", {graph.inputs[0], w}, {{"trans_b", int64_t{1}}})})};
     EXPECT_EQ(mark_parts(graph, {.part_bytes = c.part_bytes}), c.rows > 0) << c.why;
     EXPECT_EQ(graph.value(w).part_rows, c.rows) << c.why;
     const bool too_large = c.shape[1] == 50257;
     EXPECT_EQ(graph.value(w).part_rows * c.shape[1] % 256 == 0, !too_large) << c.why;
     mark_parts(graph, {.part_bytes = int64_t{1} << 40});
     EXPECT_EQ(graph.value(w).part_rows, 0) << "asked again";
+    graph.outputs = {graph.node(graph.order()[0]).outputs[0]};
+    mark_parts(graph, {.part_bytes = c.part_bytes});
+    EXPECT_EQ(graph.value(w).part_rows, c.of_head) << "parts of logits: " << c.why;
   }
 }
 

@@ -10,10 +10,18 @@
 //      - smoothing / V * w - (1 - smoothing) w[label] [class = label]) d_loss_sum
 //   CountLabels{ignore_index}(labels, w?) -> float32 [], the rows that count, each as the weight of its label
 //
+// Where logits are made in parts (passes/split_logits.h), of classes [from, from + V') of `classes`, and there is no w:
+//
+//   SoftmaxCrossEntropyPart{from, smoothing}(logits (..., V'), labels, state?) -> state float64 (..., 5) of the classes so far
+//   SoftmaxCrossEntropyOfParts{ignore_index, smoothing, z_loss, classes, to}(state, labels) -> loss_sum, lse, of type `to`
+//   SoftmaxCrossEntropyGrad{the same, from, classes}, of a part's logits
+//
+// Parts that begin at multiples of kClassChunk have the bits of the whole.
+//
 // As torch.nn.functional.cross_entropy has it, whose mean is loss_sum / count.
 //
 // Saves the logits, which the gradient overwrites, and lse. loss_sum and lse are float32 or wider. A row is summed in fixed chunks of
-// lanes, rows in ascending order in double. A label outside the classes is the data's fault: a DataError.
+// lanes (exec/class_chunk.h), rows in ascending order in double. A label outside the classes is the data's fault: a DataError.
 
 #include "exec/ops/cross_entropy.h"
 
@@ -25,6 +33,7 @@
 #include "exec/map_elements.h"
 #include "exec/math.h"
 #include "exec/op_list.h"
+#include "exec/product_types.h"
 
 ORT_TRAIN_OPS_BEGIN
 namespace {
@@ -48,37 +57,44 @@ std::vector<TensorType> infer(const InferContext& context) {
   return {{computed, {}}, {computed, leading}};
 }
 
-// The largest of a row is the same in any order: lanes take neighbours, whatever the type.
-template <typename T, typename C = Compute<T>> C row_max(const T* __restrict x, int64_t n) {
+// The largest of a chunk is the same in any order: lanes take neighbours, whatever the type.
+template <typename T, typename C = Compute<T>> C largest_of(const T* __restrict x, int64_t n) {
   const auto larger = [](C a, C b) { return a > b ? a : b; };
   return fold_row<C, kClassLanes>(
       n, -std::numeric_limits<C>::infinity(), [&](C lane, int64_t i) { return load(x[i]) > lane ? load(x[i]) : lane; }, larger);
 }
 
-// Sum of what `of` makes of each element, chunk by chunk. In rows of 16 bits neighbours are one lane's (exec/lanes.h): they are moved to
-// where the lanes lie beside each other. Else a chunk's are made first, in vectors, and then added.
-template <typename T, typename Of> double row_sum(const T* __restrict x, int64_t n, Of of) {
+// Sum of what `of` makes of each element of a chunk. Of 16 bits neighbours are one lane's (exec/lanes.h): they are moved to where the lanes
+// lie beside each other. Else all are made first, in vectors, and then added.
+template <typename T, typename Of> Compute<T> chunk_sum(const T* __restrict chunk, int64_t n, Of of) {
   using C = Compute<T>;
-  double sum = 0;
-  for (int64_t begin = 0; begin < n; begin += kClassChunk) {
-    const int64_t count = std::min(kClassChunk, n - begin);
-    const T* chunk = x + begin;
-    if constexpr (sizeof(T) == 2) {
-      sum += static_cast<double>(sum_rows<T, kClassLanes>(
-          count, [&](C lane, C v) { return lane + of(v); }, chunk));
-    } else {
-      C made[kClassChunk];
-      for (int64_t i = 0; i < count; ++i) made[i] = of(load(chunk[i]));
-      sum += static_cast<double>(fold_row<T, kClassLanes>(
-          count, C(0), [&](C lane, int64_t i) { return lane + made[i]; }, [](C a, C b) { return a + b; }));
-    }
+  if constexpr (sizeof(T) == 2) {
+    return sum_rows<T, kClassLanes>(
+        n, [&](C lane, C v) { return lane + of(v); }, chunk);
+  } else {
+    C made[kClassChunk];
+    for (int64_t i = 0; i < n; ++i) made[i] = of(load(chunk[i]));
+    return fold_row<T, kClassLanes>(
+        n, C(0), [&](C lane, int64_t i) { return lane + made[i]; }, [](C a, C b) { return a + b; });
   }
-  return sum;
 }
 
-// Largest and sum of e^(x - largest) of kRowsTogether short rows, each in the order of row_sum(): rows side by side in a vector.
+// Takes in n more classes of a row.
+template <typename T> void add_classes(const T* x, int64_t n, bool smoothed, RowState& row) {
+  using C = Compute<T>;
+  for (int64_t begin = 0; begin < n; begin += kClassChunk) {
+    const T* const chunk = x + begin;
+    const int64_t count = std::min(kClassChunk, n - begin);
+    const C largest = largest_of(chunk, count), base = base_of_chunk(largest);
+    row.exps = row.exps + scaled_sum(largest, chunk_sum(chunk, count, [=](C v) { return math::exp(v - base); }));
+    if (smoothed) row.plain += static_cast<double>(chunk_sum(chunk, count, [](C v) { return v; }));
+  }
+}
+
+// Takes in all classes of kRowsTogether short rows, in the order of add_classes(): rows side by side in a vector.
 constexpr int64_t kShortRow = 64, kRowsTogether = 16;
-template <typename T> void sum_short_rows(const T* x, int64_t n, float* largest, double* sums) {
+template <typename T> void add_short_rows(const T* x, int64_t n, bool smoothed, RowState* rows) {
+  float largest[kRowsTogether], base[kRowsTogether];
   float values[kShortRow][kRowsTogether], lanes[kClassLanes][kRowsTogether] = {};
   for (int64_t r = 0; r < kRowsTogether; ++r) {
     for (int64_t i = 0; i < n; ++i) values[i][r] = load(x[r * n + i]);
@@ -87,16 +103,20 @@ template <typename T> void sum_short_rows(const T* x, int64_t n, float* largest,
   for (int64_t i = 0; i < n; ++i) {
     for (int64_t r = 0; r < kRowsTogether; ++r) largest[r] = values[i][r] > largest[r] ? values[i][r] : largest[r];
   }
+  for (int64_t r = 0; r < kRowsTogether; ++r) base[r] = base_of_chunk(largest[r]);
   for (int64_t i = 0; i < n; ++i) {
     float* const lane = lanes[(sizeof(T) == 2 ? i / 8 : i) % kClassLanes];
-    for (int64_t r = 0; r < kRowsTogether; ++r) lane[r] += math::exp(values[i][r] - largest[r]);
+    for (int64_t r = 0; r < kRowsTogether; ++r) lane[r] += math::exp(values[i][r] - base[r]);
   }
   for (int half = kClassLanes / 2; half > 0; half /= 2) {
     for (int l = 0; l < half; ++l) {
       for (int64_t r = 0; r < kRowsTogether; ++r) lanes[l][r] += lanes[l + half][r];
     }
   }
-  for (int64_t r = 0; r < kRowsTogether; ++r) sums[r] = static_cast<double>(lanes[0][r]);
+  for (int64_t r = 0; r < kRowsTogether; ++r) {
+    rows[r].exps = scaled_sum(largest[r], lanes[0][r]);
+    if (smoothed) rows[r].plain = static_cast<double>(chunk_sum(x + r * n, n, [](float v) { return v; }));
+  }
 }
 
 // The loss of a row whose classes have weights.
@@ -113,25 +133,26 @@ template <typename T> KernelRun forward(const KernelSpec& spec) {
   return [n = class_count(spec, 0), rows = label_count(spec, 0), ignore = spec.attributes.get("ignore_index", kNothingIgnored),
           terms = CrossEntropyTerms(spec.attributes), has_weights = spec.has(2)](const KernelArgs& args) {
     using C = Compute<T>;
+    const bool smoothed = terms.smoothing != 0 && !has_weights;
     auto* losses = reinterpret_cast<double*>(args.workspace);
     const auto* labels = args.in<int64_t>(1);
     const C* const weights = has_weights ? args.in<C>(2) : nullptr;
     const int64_t block = rows_per_task(n);
     args.workers().parallel_blocks(rows, block, [&](int64_t begin, int64_t end) {
-      C largest[kRowsTogether];
-      double sums[kRowsTogether];
+      RowState together[kRowsTogether];
       for (int64_t row = begin; row < end; ++row) {
         const T* x = args.in<T>(0) + row * n;
         const int64_t at = (row - begin) % kRowsTogether;
+        RowState& state = together[at];
         if (std::is_same_v<C, float> && n <= kShortRow && row - at + kRowsTogether <= end) {
           if constexpr (std::is_same_v<C, float>) {
-            if (at == 0) sum_short_rows(x, n, largest, sums);
+            if (at == 0) add_short_rows(x, n, smoothed, together);
           }
         } else {
-          largest[at] = row_max(x, n);
-          sums[at] = row_sum(x, n, [max = largest[at]](C v) { return math::exp(v - max); });
+          state = {};
+          add_classes(x, n, smoothed, state);
         }
-        const double lse = static_cast<double>(largest[at]) + log_of_exps<C>(sums[at]);
+        const double lse = log_of<C>(state.exps);
         args.out<C>(1)[row] = static_cast<C>(lse);
         if (labels[row] == ignore) {
           losses[row] = 0;
@@ -142,12 +163,8 @@ template <typename T> KernelRun forward(const KernelSpec& spec) {
           losses[row] = 0;
           continue;
         }
-        if (weights != nullptr) {
-          losses[row] = weighted_loss(terms, x, n, weights, labels[row], lse);
-        } else {
-          const double sum = terms.smoothing != 0 ? row_sum(x, n, [](C v) { return v; }) : 0;
-          losses[row] = terms.loss(lse, static_cast<double>(load(x[labels[row]])), sum, n);
-        }
+        losses[row] = weights != nullptr ? weighted_loss(terms, x, n, weights, labels[row], lse)
+                                         : terms.loss(lse, static_cast<double>(load(x[labels[row]])), state.plain, n);
       }
     });
     double sum = 0;
@@ -155,6 +172,76 @@ template <typename T> KernelRun forward(const KernelSpec& spec) {
     *args.out<C>(0) = static_cast<C>(sum);
   };
 }
+
+// --- parts ----------------------------------------------------------------------------------------------------------------------------
+
+std::vector<TensorType> infer_part(const InferContext& context) {
+  const TensorType &logits = context.input(0), &labels = context.input(1);
+  TensorType state{DType::float64, labels.shape};
+  state.shape.push_back(kStateNumbers);
+  Shape leading = logits.shape;
+  if (!leading.empty()) leading.pop_back();
+  if (!is_floating(logits.dtype) || logits.shape.empty() || labels.dtype != DType::int64 || labels.shape != leading)
+    throw error(ErrorCode::unsupported, "there is no part of a loss of {} and {}", to_string(logits), to_string(labels));
+  if (context.has(2) && context.input(2) != state)
+    throw error(ErrorCode::unsupported, "the state is {} instead of {}", to_string(context.input(2)), to_string(state));
+  return {state};
+}
+
+template <typename T> KernelRun forward_part(const KernelSpec& spec) {
+  return [n = class_count(spec, 0), rows = label_count(spec, 0), range = ClassRange(spec.attributes, 0),
+          smoothed = CrossEntropyTerms(spec.attributes).smoothing != 0, goes_on = spec.has(2)](const KernelArgs& args) {
+    const auto* const before = goes_on ? reinterpret_cast<const RowState*>(args.in<double>(2)) : nullptr;
+    auto* const states = reinterpret_cast<RowState*>(args.out<double>(0));
+    args.workers().parallel_blocks(rows, rows_per_task(n), [&](int64_t begin, int64_t end) {
+      for (int64_t row = begin; row < end; ++row) {
+        const T* const x = args.in<T>(0) + row * n;
+        RowState state = before ? before[row] : RowState{};
+        add_classes(x, n, smoothed, state);
+        const int64_t label = args.in<int64_t>(1)[row];
+        if (range.holds(label, n)) state.at_label = static_cast<double>(load(x[label - range.from]));
+        states[row] = state;
+      }
+    });
+  };
+}
+
+std::vector<TensorType> infer_of_parts(const InferContext& context) {
+  const TensorType &state = context.input(0), &labels = context.input(1);
+  Shape leading = state.shape;
+  if (leading.empty() || state.dtype != DType::float64 || leading.back() != kStateNumbers)
+    throw error(ErrorCode::unsupported, "{} is no state of a loss", to_string(state));
+  leading.pop_back();
+  if (labels != TensorType{DType::int64, leading})
+    throw error(ErrorCode::unsupported, "the labels are {}, the state {}", to_string(labels), to_string(state));
+  const DType to = type_from(context.attributes, "to", DType::float32);
+  return {{to, {}}, {to, leading}};
+}
+
+KernelRun loss_of_parts(const KernelSpec& spec) {
+  return for_type(Wide{}, spec.outputs[0].dtype, [&]<typename C>() -> KernelRun {
+    return [rows = element_count(spec.inputs[1].shape), range = ClassRange(spec.attributes, 0),
+            ignore = spec.attributes.get("ignore_index", kNothingIgnored),
+            terms = CrossEntropyTerms(spec.attributes)](const KernelArgs& args) {
+      const auto* const states = reinterpret_cast<const RowState*>(args.in<double>(0));
+      double sum = 0;
+      for (int64_t row = 0; row < rows; ++row) {
+        const RowState& state = states[row];
+        const double lse = log_of<C>(state.exps);
+        args.out<C>(1)[row] = static_cast<C>(lse);
+        const int64_t label = args.in<int64_t>(1)[row];
+        if (label == ignore) continue;
+        if (range.is_class(label))
+          sum += terms.loss(lse, state.at_label, state.plain, range.classes);
+        else
+          args.error->report(DataError::label, label, range.classes, row);
+      }
+      *args.out<C>(0) = static_cast<C>(sum);
+    };
+  });
+}
+
+// --- gradient -------------------------------------------------------------------------------------------------------------------------
 
 // dx = e^(x - lse) * scale - less * weights; dx may be x.
 template <typename T>
@@ -170,7 +257,8 @@ template <typename T> void scaled_softmax(const T* x, T* dx, int64_t n, Compute<
 
 template <typename T> KernelRun backward(const KernelSpec& spec) {
   return [n = class_count(spec, 1), rows = label_count(spec, 1), ignore = spec.attributes.get("ignore_index", kNothingIgnored),
-          terms = CrossEntropyTerms(spec.attributes), has_weights = spec.has(4)](const KernelArgs& args) {
+          range = ClassRange(spec.attributes, class_count(spec, 1)), terms = CrossEntropyTerms(spec.attributes),
+          has_weights = spec.has(4)](const KernelArgs& args) {
     using C = Compute<T>;
     const C* const weights = has_weights ? args.in<C>(4) : nullptr;
     double all_weights = 0;
@@ -186,15 +274,18 @@ template <typename T> KernelRun backward(const KernelSpec& spec) {
           continue;
         }
         const C lse = args.in<C>(2)[row];
-        if (labels[row] < 0 || labels[row] >= n) continue;  // the forward pass has reported it
+        if (!range.is_class(labels[row])) continue;  // the forward pass has reported it
         const CrossEntropySlope<C> slope =
-            weights != nullptr ? terms.weighted_slope(lse, weights[labels[row]], all_weights, n) : terms.slope(lse, n);
-        const C at_label = (math::exp(load(x[labels[row]]) - lse) * slope.of_softmax - slope.all_at_label - slope.of_label) * scale;
+            weights != nullptr ? terms.weighted_slope(lse, weights[labels[row]], all_weights, n) : terms.slope(lse, range.classes);
+        const int64_t label = labels[row] - range.from;
+        const bool has_label = range.holds(labels[row], n);
+        const C at_label =
+            has_label ? (math::exp(load(x[label]) - lse) * slope.of_softmax - slope.all_at_label - slope.of_label) * scale : C(0);
         if (weights != nullptr)
           scaled_softmax(x, dx, n, lse, slope.of_softmax * scale, slope.of_all * scale, weights);
         else
           scaled_softmax(x, dx, n, lse, slope.of_softmax * scale, slope.of_all * scale);
-        dx[labels[row]] = store<T>(at_label);
+        if (has_label) dx[label] = store<T>(at_label);
       }
     });
   };
@@ -202,6 +293,9 @@ template <typename T> KernelRun backward(const KernelSpec& spec) {
 
 KernelRun prepare_forward(const KernelSpec& spec) {
   return for_type(Floats{}, spec.inputs[0].dtype, [&]<typename T>() { return forward<T>(spec); });
+}
+KernelRun prepare_part(const KernelSpec& spec) {
+  return for_type(Floats{}, spec.inputs[0].dtype, [&]<typename T>() { return forward_part<T>(spec); });
 }
 KernelRun prepare_backward(const KernelSpec& spec) {
   return for_type(Floats{}, spec.inputs[1].dtype, [&]<typename T>() { return backward<T>(spec); });
@@ -331,6 +425,27 @@ constexpr Kernel kSoftmaxCrossEntropyKernel{
     .cost = cross_entropy_cost,
     .workspace = cross_entropy_workspace,
     .prepare = prepare_forward,
+};
+constexpr OpDef kSoftmaxCrossEntropyPart{
+    .name = "SoftmaxCrossEntropyPart",
+    .infer = infer_part,
+    .no_gradient = "logits are divided after the gradients are made",
+};
+constexpr Kernel kSoftmaxCrossEntropyPartKernel{
+    .types = kFloating,
+    .in_place = {{.output = 0, .input = 2}},
+    .cost = cross_entropy_cost,
+    .prepare = prepare_part,
+};
+constexpr OpDef kSoftmaxCrossEntropyOfParts{
+    .name = "SoftmaxCrossEntropyOfParts",
+    .infer = infer_of_parts,
+    .no_gradient = "logits are divided after the gradients are made",
+};
+constexpr Kernel kSoftmaxCrossEntropyOfPartsKernel{
+    .types = dtypes_of(Types<double>{}),
+    .cost = cross_entropy_cost,
+    .prepare = loss_of_parts,
 };
 constexpr OpDef kSoftmaxCrossEntropyGrad{
     .name = "SoftmaxCrossEntropyGrad",

@@ -3,10 +3,11 @@
 //
 //   a (..., M, K), b (..., K, N), bias (N) -> y (..., M, N); their types, `to` and `compute`: exec/product_types.h
 //
-// MatMulPart{trans_a, trans_b, alpha, to, compute, a_from, a_width, y_from, y_columns}(a, b, bias?, base?): one of the products that a
-// product falls into where b or y is in parts; b is a matrix. Made behind the gradients, from MatMul (passes/split_weights.h).
+// MatMulPart{trans_a, trans_b, alpha, to, compute, a_from, a_width, a_columns, y_from, y_columns}(a, b, bias?, base?): one of the products
+// that a product falls into where b or y is in parts; b is a matrix. Made behind the gradients, from MatMul (passes/split_weights.h).
 //
 //   a_width > 0    of a, as it is stored, columns [a_from, a_from + a_width) are read
+//   a_columns > 0  a is some columns, which begin where a block of the depth does, of a matrix that has so many
 //   y_columns > 0  y has so many columns, the product goes to those from y_from on; the others are the base's, in place, or are left to the
 //                  nodes that fill them next; the bias is that of all columns
 //   else           y = base + product; the base of a y of 16 bits is float32

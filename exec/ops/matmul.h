@@ -91,7 +91,8 @@ inline Rows rows_of(const KernelSpec& spec, const Layout& l) {
 
 // Of the depth of the product that this may be a part of.
 inline int64_t block_of(const KernelSpec& spec, const Layout& l) {
-  return depth_block(l.trans_a ? l.depth : spec.inputs[0].shape.back(), l.trans_a || l.trans_b ? 0 : l.columns);
+  const int64_t columns_of_a = spec.attributes.get("a_columns", spec.inputs[0].shape.back());
+  return depth_block(l.trans_a ? l.depth : columns_of_a, l.trans_a || l.trans_b ? 0 : l.columns);
 }
 
 inline Cost cost(const KernelSpec& spec) {

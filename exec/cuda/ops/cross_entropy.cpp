@@ -1,6 +1,6 @@
-// SoftmaxCrossEntropy, its gradient and CountLabels on CUDA; exec/ops/cross_entropy.cpp says what they are. A row's chunks have 16 lanes
-// each and are summed side by side, by 16 threads each; one thread a row adds the chunks' sums, one a tensor the rows' losses, in ascending
-// order: the processor's.
+// SoftmaxCrossEntropy, its parts, its gradient and CountLabels on CUDA; exec/ops/cross_entropy.cpp says what they are. A row's chunks have
+// 16 lanes each and are summed side by side, by 16 threads each; one thread a row adds the chunks' sums, one a tensor the rows' losses, in
+// ascending order: the processor's.
 
 #include "exec/ops/cross_entropy.h"
 
@@ -34,7 +34,8 @@ template <typename T, bool smoothed> struct CrossEntropyRows {
   using C = Compute<T>;
   static constexpr int kThreads = ClassRows::kThreads;
   struct Shared {
-    C largest[ClassRows::kGroups], exps[ClassRows::kGroups], plain[ClassRows::kGroups];
+    double sums[ClassRows::kGroups], exponents[ClassRows::kGroups];  // of ScaledSums
+    C largest[ClassRows::kGroups], plain[ClassRows::kGroups];
   };
   ClassRows rows;
   CrossEntropyTerms terms;
@@ -45,84 +46,86 @@ template <typename T, bool smoothed> struct CrossEntropyRows {
   C* lses;
   double* losses;
   DataError* error;
+  // Of a part: what is known of each row before and after; lses and losses are none.
+  const RowState* before = nullptr;
+  RowState* after = nullptr;
+  ClassRange range;
 
   template <class Block> HOST_DEVICE void operator()(Block& block) const {
     typename Block::template Own<C> largest, exps, plain;
-    typename Block::template Own<double> all_exps, all_plain;  // of the row's first thread
-    find_largest(block, largest);
+    typename Block::template Own<RowState> state;  // of the row's first thread
     const int64_t chunks = (rows.n + kClassChunk - 1) / kClassChunk;
-    block.each([&](int t) { all_exps[t] = all_plain[t] = 0; });
+    block.each([&](int t) {
+      const int64_t r = rows.row(block.index, t);
+      state[t] = before && r < rows.rows ? before[r] : RowState{};
+    });
     for (int64_t first = 0; first < chunks; first += rows.groups) {
       block.each([&](int t) {
+        largest[t] = -std::numeric_limits<C>::infinity();
+        walk(block.index, t, first, [&](C v) { largest[t] = Larger{}(largest[t], v); });
+      });
+      block.template fold<kClassLanes>(largest, Larger{});
+      block.each([&](int t) {
         exps[t] = plain[t] = 0;
-        const int64_t r = rows.row(block.index, t), begin = (first + t / kClassLanes % rows.groups) * kClassChunk;
-        if (r >= rows.rows || begin >= rows.n) return;
-        const T* const chunk = x + r * rows.n + begin;
-        walk_lane<T, kClassLanes>(
-            rows.n - begin < kClassChunk ? rows.n - begin : kClassChunk, t % kClassLanes, rows.n % 8 == 0,
-            [&](int64_t i, auto width) { return loaded<width.value>(chunk + i); },
-            [&](C v) {
-              exps[t] += math::exp(v - largest[t]);
-              if (smoothed) plain[t] += v;
-            });
+        const C base = base_of_chunk(largest[t]);
+        walk(block.index, t, first, [&](C v) {
+          exps[t] += math::exp(v - base);
+          if (smoothed) plain[t] += v;
+        });
       });
       block.template fold<kClassLanes>(exps, Plus{});
       if (smoothed) block.template fold<kClassLanes>(plain, Plus{});
       block.each([&](int t) {
         if (t % kClassLanes != 0) return;
-        block.shared.exps[t / kClassLanes] = exps[t];
-        if (smoothed) block.shared.plain[t / kClassLanes] = plain[t];
+        const int group = t / kClassLanes;
+        const ScaledSum chunk = scaled_sum(largest[t], exps[t]);
+        block.shared.sums[group] = chunk.sum;
+        block.shared.exponents[group] = chunk.exponent;
+        block.shared.largest[group] = largest[t];
+        if (smoothed) block.shared.plain[group] = plain[t];
       });
       block.each([&](int t) {
         if (t % rows.threads() != 0) return;
         for (int g = 0; g < rows.groups && first + g < chunks; ++g) {
-          all_exps[t] += static_cast<double>(block.shared.exps[t / kClassLanes + g]);
-          if (smoothed) all_plain[t] += static_cast<double>(block.shared.plain[t / kClassLanes + g]);
+          const int group = t / kClassLanes + g;
+          const ScaledSum chunk{block.shared.sums[group], block.shared.exponents[group], static_cast<double>(block.shared.largest[group])};
+          state[t].exps = state[t].exps + chunk;
+          if (smoothed) state[t].plain += static_cast<double>(block.shared.plain[group]);
         }
       });
     }
     block.each([&](int t) {
       const int64_t r = rows.row(block.index, t);
-      if (t % rows.threads() == 0 && r < rows.rows) finish(r, static_cast<double>(largest[t]) + log_of_exps<C>(all_exps[t]), all_plain[t]);
+      if (t % rows.threads() == 0 && r < rows.rows) finish(r, state[t]);
     });
   }
 
  private:
-  // Of the row, for each of its threads. Several orders give the same, or differ in what doesn't show: the sign of zero, NaN.
-  template <class Block, class Own> HOST_DEVICE void find_largest(Block& block, Own& largest) const {
-    block.each([&](int t) {
-      largest[t] = -std::numeric_limits<C>::infinity();
-      const int64_t r = rows.row(block.index, t), n = rows.n, apart = rows.threads();
-      if (r >= rows.rows) return;
-      const T* const row = x + r * n;
-      constexpr int kBatch = 8;
-      int64_t i = t % rows.threads();
-      for (; i + (kBatch - 1) * apart < n; i += kBatch * apart) {
-        C v[kBatch];
-        for (int k = 0; k < kBatch; ++k) v[k] = load(row[i + k * apart]);
-        for (int k = 0; k < kBatch; ++k) largest[t] = Larger{}(largest[t], v[k]);
-      }
-      for (; i < n; i += apart) largest[t] = Larger{}(largest[t], load(row[i]));
-    });
-    block.template fold<kClassLanes>(largest, Larger{});
-    block.each([&](int t) {
-      if (t % kClassLanes == 0) block.shared.largest[t / kClassLanes] = largest[t];
-    });
-    block.each([&](int t) {
-      const int first = t / rows.threads() * rows.groups;
-      for (int g = 0; g < rows.groups; ++g) largest[t] = Larger{}(largest[t], block.shared.largest[first + g]);
-    });
+  // step() of the numbers that a thread has of its group's chunk, `first` the first group's.
+  template <class Step> HOST_DEVICE void walk(int64_t block, int t, int64_t first, const Step& step) const {
+    const int64_t r = rows.row(block, t), begin = (first + t / kClassLanes % rows.groups) * kClassChunk;
+    if (r >= rows.rows || begin >= rows.n) return;
+    const T* const chunk = x + r * rows.n + begin;
+    walk_lane<T, kClassLanes>(
+        rows.n - begin < kClassChunk ? rows.n - begin : kClassChunk, t % kClassLanes, rows.n % 8 == 0,
+        [&](int64_t i, auto width) { return loaded<width.value>(chunk + i); }, step);
   }
 
-  HOST_DEVICE void finish(int64_t r, double lse, double sum) const {
+  HOST_DEVICE void finish(int64_t r, RowState state) const {
+    const int64_t label = labels[r];
+    if (after) {
+      if (range.holds(label, rows.n)) state.at_label = static_cast<double>(load(x[r * rows.n + label - range.from]));
+      after[r] = state;
+      return;
+    }
+    const double lse = log_of<C>(state.exps);
     lses[r] = static_cast<C>(lse);
     losses[r] = weighted ? lse : 0;
-    const int64_t label = labels[r];
     if (weighted || label == ignore) return;
     if (label < 0 || label >= rows.n)
       error->report(DataError::label, label, rows.n, r);
     else
-      losses[r] = terms.loss(lse, static_cast<double>(load(x[r * rows.n + label])), sum, rows.n);
+      losses[r] = terms.loss(lse, static_cast<double>(load(x[r * rows.n + label])), state.plain, rows.n);
   }
 };
 
@@ -181,13 +184,90 @@ template <typename T> KernelRun forward(const KernelSpec& spec) {
   };
 }
 
+template <typename T> KernelRun forward_part(const KernelSpec& spec) {
+  return
+      [rows = ClassRows::of(label_count(spec, 0), class_count(spec, 0), class_count(spec, 0)), terms = CrossEntropyTerms(spec.attributes),
+       range = ClassRange(spec.attributes, 0), goes_on = spec.has(2)](const KernelArgs& args) {
+        const auto run = [&]<bool smoothed>() {
+          launch(CrossEntropyRows<T, smoothed>{.rows = rows,
+                                               .terms = terms,
+                                               .ignore = 0,
+                                               .weighted = false,
+                                               .x = args.in<T>(0),
+                                               .labels = args.in<int64_t>(1),
+                                               .lses = nullptr,
+                                               .losses = nullptr,
+                                               .error = args.error,
+                                               .before = goes_on ? reinterpret_cast<const RowState*>(args.in<double>(2)) : nullptr,
+                                               .after = reinterpret_cast<RowState*>(args.out<double>(0)),
+                                               .range = range},
+                 rows.blocks(), args);
+        };
+        terms.smoothing != 0 ? run.template operator()<true>() : run.template operator()<false>();
+      };
+}
+
+// A thread a row.
+template <typename C> struct LossOfParts {
+  static constexpr int kThreads = 128;
+  using Shared = NoShared;
+  int64_t rows;
+  ClassRange range;
+  CrossEntropyTerms terms;
+  int64_t ignore;
+  const RowState* states;
+  const int64_t* labels;
+  C* lses;
+  double* losses;
+  DataError* error;
+
+  template <class Block> HOST_DEVICE void operator()(Block& block) const {
+    block.each([&](int t) {
+      const int64_t r = block.index * kThreads + t;
+      if (r >= rows) return;
+      const RowState& state = states[r];
+      const double lse = log_of<C>(state.exps);
+      lses[r] = static_cast<C>(lse);
+      losses[r] = 0;
+      const int64_t label = labels[r];
+      if (label == ignore) return;
+      if (range.is_class(label))
+        losses[r] = terms.loss(lse, state.at_label, state.plain, range.classes);
+      else
+        error->report(DataError::label, label, range.classes, r);
+    });
+  }
+};
+
+KernelRun loss_of_parts(const KernelSpec& spec) {
+  return for_type(Wide{}, spec.outputs[0].dtype, [&]<typename C>() -> KernelRun {
+    return [rows = element_count(spec.inputs[1].shape), range = ClassRange(spec.attributes, 0), terms = CrossEntropyTerms(spec.attributes),
+            ignore = spec.attributes.get("ignore_index", kNothingIgnored)](const KernelArgs& args) {
+      constexpr int64_t kThreads = LossOfParts<C>::kThreads;
+      auto* const losses = reinterpret_cast<double*>(args.workspace);
+      launch(LossOfParts<C>{.rows = rows,
+                            .range = range,
+                            .terms = terms,
+                            .ignore = ignore,
+                            .states = reinterpret_cast<const RowState*>(args.in<double>(0)),
+                            .labels = args.in<int64_t>(1),
+                            .lses = args.out<C>(1),
+                            .losses = losses,
+                            .error = args.error},
+             (rows + kThreads - 1) / kThreads, args);
+      launch(OrderedSum<SumOf<NumberAt, C>>{{{losses}, rows, args.out<C>(0)}}, 1, args);
+    };
+  });
+}
+
 // A block has slices of some rows; dx may be x.
 template <typename T> struct CrossEntropyGradRows {
   using C = Compute<T>;
   static constexpr int kThreads = ClassRows::kThreads;
-  static constexpr int64_t kSlice = 8 * kClassChunk;
+  static constexpr int64_t kSlice = 8192;
   using Shared = NoShared;
   ClassRows rows;
+  ClassRange range;
   CrossEntropyTerms terms;
   int64_t ignore, slices;
   const C* d_loss;
@@ -205,10 +285,10 @@ template <typename T> struct CrossEntropyGradRows {
       const int64_t end = begin + kSlice < rows.n ? begin + kSlice : rows.n, first = begin + t % rows.threads(), label = labels[r];
       if (label == ignore) {
         for (int64_t i = first; i < end; i += rows.threads()) dx[r * rows.n + i] = store<T>(C(0));
-      } else if (label >= 0 && label < rows.n) {  // else the forward pass has reported it
+      } else if (range.is_class(label)) {  // else the forward pass has reported it
         const C lse = lses[r];
-        fill(x + r * rows.n, dx + r * rows.n, first, end, label, lse,
-             weights ? terms.weighted_slope(lse, weights[label], *all_weights, rows.n) : terms.slope(lse, rows.n));
+        fill(x + r * rows.n, dx + r * rows.n, first, end, label - range.from, lse,
+             weights ? terms.weighted_slope(lse, weights[label], *all_weights, rows.n) : terms.slope(lse, range.classes));
       }
     });
   }
@@ -238,8 +318,9 @@ template <typename C> struct WeightAt {
 };
 
 template <typename T> KernelRun backward(const KernelSpec& spec) {
-  return [n = class_count(spec, 1), count = label_count(spec, 1), terms = CrossEntropyTerms(spec.attributes),
-          ignore = spec.attributes.get("ignore_index", kNothingIgnored), weighted = spec.has(4)](const KernelArgs& args) {
+  return [n = class_count(spec, 1), count = label_count(spec, 1), range = ClassRange(spec.attributes, class_count(spec, 1)),
+          terms = CrossEntropyTerms(spec.attributes), ignore = spec.attributes.get("ignore_index", kNothingIgnored),
+          weighted = spec.has(4)](const KernelArgs& args) {
     using C = Compute<T>;
     constexpr int64_t kSlice = CrossEntropyGradRows<T>::kSlice;
     const ClassRows rows = ClassRows::of(count, n, std::min(n, kSlice));
@@ -248,6 +329,7 @@ template <typename T> KernelRun backward(const KernelSpec& spec) {
     auto* all_weights = reinterpret_cast<double*>(args.workspace);
     if (weighted) launch(OrderedSum<SumOf<WeightAt<C>, double>>{{{weights}, n, all_weights}}, 1, args);
     launch(CrossEntropyGradRows<T>{.rows = rows,
+                                   .range = range,
                                    .terms = terms,
                                    .ignore = ignore,
                                    .slices = slices,
@@ -264,6 +346,9 @@ template <typename T> KernelRun backward(const KernelSpec& spec) {
 
 KernelRun prepare_forward(const KernelSpec& spec) {
   return for_type(Floats{}, spec.inputs[0].dtype, [&]<typename T>() { return forward<T>(spec); });
+}
+KernelRun prepare_part(const KernelSpec& spec) {
+  return for_type(Floats{}, spec.inputs[0].dtype, [&]<typename T>() { return forward_part<T>(spec); });
 }
 KernelRun prepare_backward(const KernelSpec& spec) {
   return for_type(Floats{}, spec.inputs[1].dtype, [&]<typename T>() { return backward<T>(spec); });
@@ -329,6 +414,18 @@ constexpr Kernel kSoftmaxCrossEntropyKernel{
     .cost = cross_entropy_cost,
     .workspace = cross_entropy_workspace,
     .prepare = prepare_forward,
+};
+constexpr Kernel kSoftmaxCrossEntropyPartKernel{
+    .types = kFloating,
+    .in_place = {{.output = 0, .input = 2}},
+    .cost = cross_entropy_cost,
+    .prepare = prepare_part,
+};
+constexpr Kernel kSoftmaxCrossEntropyOfPartsKernel{
+    .types = dtypes_of(Types<double>{}),
+    .cost = cross_entropy_cost,
+    .workspace = [](const KernelSpec& spec) { return Workspace{.shared = element_count(spec.inputs[1].shape) * int64_t{sizeof(double)}}; },
+    .prepare = loss_of_parts,
 };
 constexpr Kernel kSoftmaxCrossEntropyGradKernel{
     .types = kFloating,

@@ -47,7 +47,8 @@ bool is_elementwise(const Subject& subject, bool by_position = false) {
   static constexpr std::array kOps{"Add",     "Sub",    "Mul",  "Where",    "Slice",     "Unsqueeze", "Squeeze",
                                    "Reshape", "Expand", "Cast", "Identity", "Transpose", "Concat",    "Tile"};
   const auto fits = [&](const Use& use) {
-    return is_one_of(use, kOps) || (by_position && use.domain.empty() && use.op_type == "Gather" && use.input == 0);
+    return is_one_of(use, kOps) || is_attention_bias(use) ||
+           (by_position && use.domain.empty() && use.op_type == "Gather" && use.input == 0);
   };
   return subject.candidate.tensor->shape.size() >= 2 && std::all_of(subject.candidate.uses.begin(), subject.candidate.uses.end(), fits);
 }
@@ -59,7 +60,7 @@ std::vector<double> read(const Evidence& evidence, const Subject& subject, int64
   if (const auto& value = candidate.tensor->value)
     std::copy_n(value->bytes.begin() + from * size_of(dtype), bytes.size(), bytes.begin());
   else
-    evidence.files.reader(candidate.bytes).read(candidate.bytes.offset + from * size_of(dtype), bytes);
+    evidence.files.read_elements(candidate, from, bytes);
   std::vector<double> values(static_cast<size_t>(count));
   convert(element_of(dtype), bytes, DType::float64, std::as_writable_bytes(std::span(values)));
   return values;

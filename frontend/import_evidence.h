@@ -67,6 +67,8 @@ std::string role_of(const Subject& subject);
 bool is_running_statistic(const Use& use);
 // Whether one of the uses makes it a layer's bias or scale, or, if it has two dimensions or more, a layer's weight.
 bool is_layers_own(const std::vector<Use>& uses, const Shape& shape);
+// What ONNX Runtime's attention adds to scores: a mask, or a bias that is trained.
+bool is_attention_bias(const Use& use);
 // The codes of a quantized weight; their scales and zero points.
 bool is_quantized_place(const Use& use);
 bool is_quantization_place(const Use& use);

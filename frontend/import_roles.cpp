@@ -26,7 +26,10 @@ struct Role {
   size_t input;
   Part part;
   const char* words;
+  std::string_view domain{};  // of that one alone; else of any
 };
+
+constexpr std::string_view kContrib = "com.microsoft";
 
 constexpr Role kRoles[] = {
     {"Conv", 1, Part::weight, "weight"},
@@ -63,17 +66,36 @@ constexpr Role kRoles[] = {
     {"RNN", 2, Part::weight, "recurrent weight"},
     {"RNN", 3, Part::bias, "bias"},
     {"PRelu", 1, Part::scale, "slope"},
+    {"Attention", 1, Part::weight, "weight", kContrib},
+    {"Attention", 2, Part::bias, "bias", kContrib},
+    {"MultiHeadAttention", 3, Part::bias, "bias", kContrib},
+    {"GroupQueryAttention", 11, Part::bias, "sink", kContrib},
+    {"GroupQueryAttention", 14, Part::scale, "scale", kContrib},
+    {"GroupQueryAttention", 15, Part::scale, "scale", kContrib},
+    {"EmbedLayerNormalization", 2, Part::weight, "table", kContrib},
+    {"EmbedLayerNormalization", 3, Part::weight, "table", kContrib},
+    {"EmbedLayerNormalization", 4, Part::weight, "table", kContrib},
+    {"EmbedLayerNormalization", 5, Part::scale, "scale", kContrib},
+    {"EmbedLayerNormalization", 6, Part::bias, "bias", kContrib},
 };
 
 const Role* find_role(const Use& use) {
   for (const Role& role : kRoles) {
-    if (role.op == use.op_type && (role.input == kAny || role.input == use.input)) return &role;
+    if (role.op == use.op_type && (role.input == kAny || role.input == use.input) && (role.domain.empty() || role.domain == use.domain))
+      return &role;
   }
   return nullptr;
 }
 
 template <size_t n> bool is_one_of(std::string_view op, const std::array<std::string_view, n>& ops) {
   return std::find(ops.begin(), ops.end(), op) != ops.end();
+}
+
+// Cosines and sines of positions, where operators take them.
+bool is_place_of_angles(const Use& use) {
+  if (use.op_type == "RotaryEmbedding" && use.domain.empty()) return use.input == 1 || use.input == 2;
+  return use.domain == kContrib && ((use.op_type == "RotaryEmbedding" && (use.input == 2 || use.input == 3)) ||
+                                    (use.op_type == "GroupQueryAttention" && (use.input == 7 || use.input == 8)));
 }
 
 bool is_constant_place(const Use& use) { return onnx::never_differentiable(use.domain, use.op_type, use.opset, use.input); }
@@ -229,6 +251,11 @@ bool is_layers_own(const std::vector<Use>& uses, const Shape& shape) {
   });
 }
 
+bool is_attention_bias(const Use& use) {
+  return use.domain == kContrib && (((use.op_type == "Attention" || use.op_type == "MultiHeadAttention") && use.input == 5) ||
+                                    (use.op_type == "GroupQueryAttention" && use.input == 10));
+}
+
 bool is_quantized_place(const Use& use) {
   return (use.op_type == "DequantizeLinear" && use.input == 0) || (use.op_type == "MatMulNBits" && use.input == 1);
 }
@@ -274,6 +301,7 @@ Verdicts find_constant_places(const Evidence& evidence, const Undecided& open) {
       [](const Subject& subject) -> std::string {
         const std::vector<Use>& uses = subject.candidate.uses;
         if (uses.empty()) return "only its shape is read";
+        if (std::all_of(uses.begin(), uses.end(), is_place_of_angles)) return "cosines or sines of positions";
         return std::all_of(uses.begin(), uses.end(), is_constant_place) ? fmt::format("{} has no gradient there", uses[0].op_type) : "";
       },
       nullptr);

@@ -305,6 +305,8 @@ def older_forms():
         form(f"BatchNormalization_live_opset{opset}", "BatchNormalization", opset, [image, *statistics], outputs=3, initializers=[3, 4], reference=True,
              training_mode=1, momentum=0.75)
     quantized_forms(ms)
+    attention_forms(ms)
+    group_query_forms(ms)
 
 
 def quantized_forms(ms):
@@ -337,6 +339,125 @@ def quantized_forms(ms):
     form("ms_MatMulNBits_bias", "MatMulNBits", 17, [floats(5, k), weight, scales, None, None, floats(n)], initializers=[1, 2, 5], **attributes)
     form("ml_Scaler", "Scaler", 17, [floats(4, 3)], domain="ai.onnx.ml", offset=[0.5, -1.0, 2.0], scale=[2.0, 0.25, 3.0])
     form("ml_Scaler_all", "Scaler", 17, [random.integers(-9, 9, (4, 3)).astype(np.int64)], domain="ai.onnx.ml", offset=[1.5], scale=[0.5])
+
+
+LOWEST = float(np.finfo(np.float32).min)
+
+
+def attention_forms(ms):
+    """Where a mask hides all, scores of about -10,000 are rounded to 2^-10, which takes nothing from what comes of quarters."""
+    batch, length, width, heads = 2, 4, 8, 2
+
+    def quarters(*shape):
+        return np.round(4 * floats(*shape)) / np.float32(4)
+
+    def attention(name, *rest, outputs=1, x=quarters(batch, length, width), weights=quarters(width, 24), bias=quarters(24), **attributes):
+        form(f"ms_Attention_{name}", "Attention", 17, [x, weights, bias, *rest], outputs, initializers=[1, 2], num_heads=heads, **attributes, **ms)
+
+    def int32(rows):
+        return np.array(rows, np.int32)
+
+    padded, hidden = int32([[1, 1, 1, 0], [0, 0, 2, 1]]), int32([[1, 0, 1, 1], [0, 0, 0, 0]])
+    some = (random.uniform(size=(batch, length, length)) < 0.6).astype(np.int32)
+    some[..., 0] = 1
+    attention("plain")
+    attention("unidirectional", unidirectional=1)
+    attention("scale", scale=0.3)
+    attention("present", outputs=2)
+    attention("sizes", weights=floats(width, 28), bias=floats(28), qkv_hidden_sizes=[8, 8, 12])
+    attention("mask", padded)
+    attention("mask_hides_all", hidden)
+    attention("mask_unidirectional", hidden, unidirectional=1)
+    attention("mask_lowest", padded, unidirectional=1, mask_filter_value=LOWEST)
+    attention("mask_little", hidden, mask_filter_value=-2.0)
+    attention("mask_of_no_axis", int32([[1], [0]]))
+    attention("ends", int32([3, 0]))
+    attention("starts", int32([4, 3, 1, 2]), unidirectional=1)
+    attention("places", int32([3, 2, 0, 3, 5, 0, 3, 5]))
+    attention("scores", some)
+    attention("scores_unidirectional", np.where(np.arange(length) == 2, 0, some).astype(np.int32), unidirectional=1)
+    attention("bias", None, None, floats(1, heads, length, length))
+    attention("bias_mask", some, None, floats(batch, 1, length, length))
+
+    keys = 5
+    q, k, v = quarters(batch, 3, 8), quarters(batch, keys, 8), floats(batch, keys, 12)
+
+    def several(name, *inputs, outputs=1, **attributes):
+        form(f"ms_MultiHeadAttention_{name}", "MultiHeadAttention", 17, list(inputs), outputs, num_heads=heads, **attributes, **ms)
+
+    bias = quarters(28)
+    padded = int32([[1, 1, 0, 0, 1], [0, 0, 0, 0, 0]])
+    several("plain", q, k, v)
+    several("bias", q, k, v, bias, outputs=3, scale=0.4)
+    several("unidirectional", k, k[::-1].copy(), v, bias, unidirectional=1)
+    several("mask", q, k, v, bias, padded)
+    several("mask_lowest", k, k[::-1].copy(), v, bias, int32([[0, 0, 1, 1, 1], [1, 1, 0, 1, 0]]), unidirectional=1, mask_filter_value=LOWEST)
+    several("ends", q, k, v, None, int32([2, 9]))
+    several("scores", q, k, v, bias, (random.uniform(size=(batch, 3, keys)) < 0.5).astype(np.int32))
+    several("attention_bias", q, k, v, bias, int32([[1, 1, 0, 1, 1], [1, 0, 0, 0, 0]]), floats(1, heads, 3, keys))
+    several("heads", q, quarters(batch, heads, keys, 4), floats(batch, heads, keys, 4), quarters(24), padded, outputs=3)
+
+    angles = np.arange(9)[:, None] * 0.4 ** np.arange(4)[None]
+    cosines, sines = np.cos(angles).astype(np.float32), np.sin(angles).astype(np.float32)
+    ids = ints(4, 0, 8, 2, 7, 7).reshape(2, 3)
+    for interleaved in (0, 1):
+        for name, x, places, tables, attributes in (
+                ("flat", floats(2, 3, 24), ids, 4, {}),
+                ("heads", floats(2, 3, 3, 8), ids, 4, {}),
+                ("first", floats(2, 3, 24), ints(5), 4, dict(num_heads=3)),
+                ("part", floats(2, 3, 24), ids, 2, dict(num_heads=3, rotary_embedding_dim=4)),
+                ("part_of_heads", floats(2, 3, 3, 8), ids, 2, dict(num_heads=3, rotary_embedding_dim=4, scale=2.0))):
+            for known in ([1, 2, 3], [2, 3]) if name == "first" else ([2, 3],):
+                form(f"ms_RotaryEmbedding_{name}_{interleaved}{'_known' if 1 in known else ''}", "RotaryEmbedding", 17,
+                     [x, places, cosines[:, :tables].copy(), sines[:, :tables].copy()], initializers=known, interleaved=interleaved, **attributes, **ms)
+
+    words, segments = int32([[3, 0, 6, 1], [2, 2, 5, 4]]), int32([[0, 0, 1, 1], [0, 1, 1, 0]])
+    tables = [floats(7, 6), floats(5, 6), floats(2, 6)]
+    mask = int32([[1, 1, 1, 0], [1, 0, 2, 0]])
+    for name, ids, rest in (("plain", [words, segments], []), ("mask", [words, segments], [mask]), ("one_segment", [words, None], [mask]),
+                            ("positions", [words, segments], [None, int32([[4, 3, 0, 1]])]), ("no_segments", [words, None], [mask, int32([[0, 1, 1, 2]] * 2)])):
+        form(f"ms_EmbedLayerNormalization_{name}", "EmbedLayerNormalization", 17,
+             [*ids, *tables[:2], None if name == "no_segments" else tables[2], floats(6), floats(6), *rest], 3, initializers=[2, 3, 5, 6], epsilon=1e-5, **ms)
+
+
+def group_query_forms(ms):
+    batch, length = 2, 4
+    angles = np.arange(9)[:, None] * 0.3 ** np.arange(8)[None]
+    tables = [np.cos(angles).astype(np.float32), np.sin(angles).astype(np.float32)]
+
+    def group(name, size=8, lengths=None, turns=False, places=None, bias=None, sink=None, packed=False, known=True, outputs=3, **attributes):
+        q, k, v = floats(batch, length, 4 * size), floats(batch, length, 2 * size), floats(batch, length, 2 * size)
+        inputs = [np.concatenate([q, k, v], -1), None, None] if packed else [q, k, v]
+        last = np.array(lengths or [length] * batch, np.int32) - 1
+        inputs += [None, None, last, np.array([length], np.int32), *(tables if turns else [None, None]), places, bias, sink]
+        while inputs[-1] is None:
+            inputs.pop()
+        form(f"ms_GroupQueryAttention_{name}", "GroupQueryAttention", 17, inputs, outputs, initializers=([5, 6] if known else []) + ([7, 8] if turns else []),
+             num_heads=4, kv_num_heads=2, **attributes, **ms)
+
+    group("plain")
+    group("fed", known=False, scale=0.5)
+    group("packed", packed=True, size=16, turns=True, do_rotary=1)
+    group("turns_ignored", size=16, turns=True)
+    group("turns_interleaved", size=16, turns=True, do_rotary=1, rotary_interleaved=1)
+    group("turns_part", size=32, turns=True, do_rotary=1)
+    group("turns_part_interleaved", size=32, turns=True, do_rotary=1, rotary_interleaved=1)
+    group("positions", size=16, turns=True, do_rotary=1, places=np.tile(np.arange(3, 3 + length), (batch, 1)))
+    group("window", local_window_size=2)
+    group("wide_window", local_window_size=4)
+    group("lengths", lengths=[2, 3])
+    group("lengths_fed", lengths=[1, 4], known=False)
+    group("lengths_window", lengths=[1, 4], known=False, local_window_size=2, outputs=1)  # with three, onnxruntime has padding see less
+    group("both_ways", causal=0)
+    group("both_ways_lengths", causal=0, lengths=[1, 3], known=False)
+    group("softcap", softcap=0.7)
+    group("softcap_lengths", softcap=0.7, lengths=[2, 3], known=False)
+    group("softcap_window_lengths", softcap=0.7, lengths=[1, 4], known=False, local_window_size=2)
+    group("smooth", smooth_softmax=1, known=False)
+    group("smooth_window", smooth_softmax=1, local_window_size=2, lengths=[2, 3])
+    group("sink", sink=floats(4))
+    group("bias", bias=floats(1, 4, length, length), known=False)
+    group("bias_softcap_sink", bias=floats(batch, 1, length, length), softcap=1.5, sink=floats(4), smooth_softmax=1)
 
 
 if __name__ == "__main__":

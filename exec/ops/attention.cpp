@@ -15,7 +15,7 @@
 //
 // Saves q, k, v, o, lse and rest. A task is kQueries rows of one head (the backward pass: attention_gradient.cpp); keys go by in blocks of
 // kKeys, in ascending order, rescaling what was summed as the row's maximum grows. Scores and weights of one block live in the workspace.
-// ONNX Attention-23 and -24 in their plain forms: no cached keys, no soft cap, Y alone.
+// ONNX Attention-23 and -24 in their plain forms: no cached keys, no soft cap, Y alone. Those of com.microsoft: contrib_attention.cpp.
 
 #include "exec/attention.h"
 
@@ -23,6 +23,7 @@
 
 #include "exec/math.h"
 #include "exec/op_list.h"
+#include "exec/ops/contrib_attention.h"
 
 ORT_TRAIN_OPS_BEGIN
 namespace {
@@ -255,7 +256,11 @@ AxisPath along_samples(const Graph&, const Node&, size_t input, size_t axis) {
 
 constexpr OpDef kAttention{
     .name = "Attention",
-    .onnx = {{.domain = "", .name = "Attention", .since = 23, .lower = lower_attention}},
+    .onnx = {{.domain = "", .name = "Attention", .since = 23, .lower = lower_attention},
+             {.domain = "com.microsoft", .name = "Attention", .lower = lower_contrib_attention, .inputs = 7, .outputs = 2},
+             {.domain = "com.microsoft", .name = "MultiHeadAttention", .lower = lower_multi_head_attention, .inputs = 10, .outputs = 4},
+             {.domain = "com.microsoft", .name = "GroupQueryAttention", .lower = lower_group_query_attention, .inputs = 16, .outputs = 4},
+             {.domain = "com.microsoft", .name = "RotaryEmbedding", .lower = lower_contrib_rotary_embedding, .inputs = 4, .outputs = 1}},
     .infer = infer_attention,
     .gradient = gradient,
     .traits = {.precision = {.runs = Precision::low, .keeps_float32 = 0b1000}, .along = along_samples},

@@ -37,7 +37,8 @@ int populate(std::byte* data, size_t bytes) {
 
 [[noreturn]] void fail(int64_t bytes, int number) {
   throw error(ErrorCode::budget,
-              "the machine can't give the {} bytes of memory that the plan needs ({}): end other programs or choose a smaller `budget`",
+              "the machine can't give the {} bytes of memory that the plan needs ({}): end other programs or choose a smaller `budget`, "
+              "beside a GPU a smaller `host_budget`",
               bytes, std::strerror(number));
 }
 

@@ -22,6 +22,7 @@ struct DeviceChoice {
   DeviceMemories memories{};  // what it has, in place of the options' budgets
   int64_t reserve = 0;        // bytes of the device's memory that no program has: its context, the kernels' code
   int64_t page = 1;           // bytes that the device's memory is given out in
+  int64_t mapping = 0;        // bytes of the host's memory that each byte of page tables in the device's maps; 0: there are none in it
   std::string name{};         // for people
   // Of products of 16 bits, where libraries make them: by which algorithms, and what Device::makes_products() says. Null: there are none.
   AlgorithmTable* algorithms = nullptr;

@@ -14,7 +14,7 @@ namespace ort_train {
 namespace {
 
 // Of the device's memory, for what comes beside the slab: error words, events, steps as graphs (3 MB were measured with GPT-2 124M); and of
-// products of 16 bits the kernels of cuBLAS and cuDNN, which these load when they need them (15 MB in all).
+// products of 16 bits the kernels of cuBLAS and cuDNN, which these load when they need them, to be measured as well (15 MB in all).
 constexpr int64_t kBeside = 8 * kDevicePage, kBesideHalves = 20 * kDevicePage;
 // Bytes a second of a disk that there isn't: a plan that uses it is the last resort, and is refused.
 constexpr double kNoDisk = 1e3;
@@ -50,13 +50,14 @@ void refuse_other_arithmetic() {
 DeviceChoice on_gpu(Gpu& gpu, const Options& options, bool halves, int64_t kept, int threads, const Note& note) {
   if (const std::string lacking = halves ? gpu.start_libraries() : std::string(); !lacking.empty())
     note(lacking + "; attention and convolutions run on kernels that compute in float32, which are slower and give other last bits");
+  // Before anything is measured: which kernels cuBLAS loads for that depends on the budget, and the smallest budget that is named mustn't.
+  const int64_t taken = gpu.taken_bytes();
   // What there is to measure in: of the budget what isn't taken. (Much less than that is refused later.)
   constexpr int64_t kLeastTrial = 2 * kDevicePage;
-  const int64_t unused = options.budget > 0 ? options.budget - gpu.taken_bytes() : gpu.free_bytes();
+  const int64_t unused = options.budget > 0 ? options.budget - taken : gpu.free_bytes();
   const int64_t trial = std::max(std::min(unused, gpu.free_bytes() / 2), kLeastTrial);
   const ComputeRates compute = gpu.measure_compute(halves, trial);
-  const int64_t beside = halves ? kBesideHalves : kBeside, taken = gpu.taken_bytes();  // now that libraries are loaded
-  const int64_t reserve = kept > 0 ? std::max(kept, taken) : taken + beside;
+  const int64_t reserve = kept > 0 ? std::max(kept, taken) : taken + (halves ? kBesideHalves : kBeside);
   const int64_t left = options.budget > 0 ? options.budget - reserve : gpu.free_bytes() - (reserve - taken) - kLeftAlone;
   const Gpu::LinkRates link = gpu.measure_link(options.host_budget > 0 ? std::min(trial, options.host_budget) : trial);
   const GpuFacts& facts = gpu.facts();
@@ -72,6 +73,7 @@ DeviceChoice on_gpu(Gpu& gpu, const Options& options, bool halves, int64_t kept,
                        .host_updates = true},
           .reserve = reserve,
           .page = kDevicePage,
+          .mapping = kMappedByTable,
           .name = facts.name,
           .algorithms = halves ? &gpu.algorithms() : nullptr,
           .makes_products = halves ? gpu.makes_products() : std::string()};

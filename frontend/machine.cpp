@@ -37,10 +37,10 @@ std::optional<int64_t> number_after(const std::string& path, std::string_view ke
 }
 
 // What the kernel says where there is no /proc.
-int64_t free_memory() {
+int64_t system_memory(bool is_free) {
   struct sysinfo info {};
   if (sysinfo(&info) != 0) return kNoLimit;
-  return static_cast<int64_t>(info.freeram + info.bufferram) * static_cast<int64_t>(info.mem_unit);
+  return static_cast<int64_t>(is_free ? info.freeram + info.bufferram : info.totalram) * static_cast<int64_t>(info.mem_unit);
 }
 
 // False where there is no such file.
@@ -93,6 +93,18 @@ int64_t memory_left_in(const std::string& folder, int version) {
   return std::max<int64_t>(0, number_in(limit) - std::max<int64_t>(0, number_in(used) - cache));
 }
 
+// So many bytes, or what the process's memory cgroups leave, if that is less.
+int64_t within_groups(const std::string& root, int64_t bytes) {
+  for_each_group(root, "memory", [&](const std::string& folder, int version) { bytes = std::min(bytes, memory_left_in(folder, version)); });
+  return bytes;
+}
+
+// In a line of /proc/meminfo.
+std::optional<int64_t> memory_after(const std::string& root, std::string_view key) {
+  const std::optional<int64_t> kilobytes = number_after(root + "/proc/meminfo", key);
+  return kilobytes ? std::optional(*kilobytes * 1024) : std::nullopt;
+}
+
 // Processors' worth of time; infinite where there is no quota.
 double quota_in(const std::string& folder, int version) {
   std::string quota, period;
@@ -121,11 +133,13 @@ int allowed_processors() {
 }  // namespace
 
 int64_t available_memory(const std::string& root) {
-  const std::optional<int64_t> kilobytes = number_after(root + "/proc/meminfo", "MemAvailable:");
-  int64_t available = kilobytes ? *kilobytes * 1024 : free_memory();
-  for_each_group(root, "memory",
-                 [&](const std::string& folder, int version) { available = std::min(available, memory_left_in(folder, version)); });
-  return available;
+  const std::optional<int64_t> available = memory_after(root, "MemAvailable:");
+  return within_groups(root, available ? *available : system_memory(/*is_free=*/true));
+}
+
+int64_t obtainable_memory(const std::string& root) {
+  const std::optional<int64_t> all = memory_after(root, "MemTotal:");
+  return within_groups(root, all ? *all : system_memory(/*is_free=*/false));
 }
 
 int available_processors(const std::string& root) {

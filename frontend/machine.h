@@ -12,6 +12,10 @@ namespace ort_train {
 // Bytes that this process may still take: the machine's available memory, or what its memory cgroups leave, if that is less.
 int64_t available_memory(const std::string& root = "");
 
+// Bytes that it could take at most, whatever other processes give back: the machine's memory, or what its memory cgroups leave, if that is
+// less. Beyond that the kernel ends a process rather than refuse.
+int64_t obtainable_memory(const std::string& root = "");
+
 // Threads that can run at once: the processors that the calling thread may run on, or as many as the CPU quota of its cgroups pays for
 // (rounded up), if that is less. At least 1.
 int available_processors(const std::string& root = "");

@@ -68,6 +68,9 @@ class JobPlanner {
   bool gains_by_disk(const PlannedCandidate& in_memory_plan) const;
   Reserve reserve() const;
   void raise_for_planning(SmallestBudget& least) const { least.raise_for_planning(planned_.reserve, planning_bytes(planned_.footprint)); }
+  int64_t table_bytes(int64_t host) const;
+  int64_t state_bytes() const;
+  DiscretePlan beside_tables(const DeviceMemories& memories) const;
   int64_t takes(const Program& program) const { return budget_of(planned_.reserve, program); }
   SmallestBudget budget_in_memory(const PlannedCandidate& in_memory_plan) const {
     return budget_for(planned_.reserve, in_memory_plan.planned.program, in_memory_plan.candidate);
@@ -124,6 +127,49 @@ PlannedJob JobPlanner::on_processor() {
   return adopt(std::move(*other));
 }
 
+// Of a device's memory, for page tables that map so much of the host's.
+int64_t JobPlanner::table_bytes(int64_t host) const {
+  return on_.mapping > 0 ? in_whole(on_.page, (host + on_.mapping - 1) / on_.mapping) : 0;
+}
+
+// About what steps leave to one another: weights and optimizer state.
+int64_t JobPlanner::state_bytes() const {
+  const Graph& graph = candidates_.first_entries().entries[0].built.graph;
+  int64_t bytes = 0;
+  for (const ValueKind kind : {ValueKind::parameter, ValueKind::optimizer_state}) {
+    for (const ValueId id : graph.values_of(kind)) bytes += graph.value(id).bytes();
+  }
+  return bytes;
+}
+
+// The fastest plan that leaves the device's memory room for its page tables. How much these take depends on the plan, so that is guessed.
+DiscretePlan JobPlanner::beside_tables(const DeviceMemories& memories) const {
+  const auto plan_beside = [&](int64_t tables) {
+    DeviceMemories left = memories;
+    left.device = std::max<int64_t>(memories.device - tables, 0);
+    return candidates_.discrete(
+        left, [this](const Program& program) { return on_disk(program); }, options_.nvme_budget);
+  };
+  const auto tables_of = [&](const DiscretePlan& plan) { return table_bytes(plan.placed->planned.program.spaces[kHost].bytes); };
+  const auto has_room = [&](const DiscretePlan& plan) {
+    return plan.placed && plan.placed->planned.program.memory().bytes + tables_of(plan) <= memories.device;
+  };
+  const int64_t state = state_bytes();
+  DiscretePlan plan = plan_beside(table_bytes(state > memories.device ? std::min(state, memories.host) : 1));
+  if (on_.mapping == 0 || has_room(plan)) return plan;
+  if (plan.placed) {
+    const int64_t tables = tables_of(plan) + on_.page;  // with less of the device's memory a plan may take more of the host's
+    plan.placed.reset();
+    plan = plan_beside(tables);
+    if (has_room(plan)) return plan;
+  }
+  if (memories.device < plan.least_device) return plan;
+  // As the smallest budget has it that is named. Without a disk a plan may take more of the host's memory than that counts: its tables then
+  // take what is set aside for other things, and the driver's count decides.
+  plan.placed.reset();
+  return plan_beside(table_bytes(whole_pages(plan.least_host)));
+}
+
 // On a device with memory of its own, the host's and, with a disk, a file.
 PlannedJob JobPlanner::on_device() {
   constexpr int64_t kTrial = int64_t{64} << 20;  // bytes that the host computes on to be measured
@@ -141,15 +187,15 @@ PlannedJob JobPlanner::on_device() {
     memories.disk = rates_.stream();
   }
   if (options_.nvme_budget > 0) before_ = state_before(options_);
-  DiscretePlan plan = candidates_.discrete(
-      memories, [this](const Program& program) { return on_disk(program); }, options_.nvme_budget);
-  planned_.least = device_budget(planned_.reserve, plan.least_device, on_.page);
+  DiscretePlan plan = beside_tables(memories);
+  const int64_t least_host = whole_pages(plan.least_host);
+  planned_.least = device_budget(planned_.reserve + table_bytes(least_host), plan.least_device, on_.page);
   const auto refuse = [&](const std::string& what) {
     throw error(
         ErrorCode::budget,
         "{}; the smallest budget that would do is {} bytes (`budget` {}), of which {} are the context and the kernels, with {} bytes "
         "of the host's memory (`host_budget` {})",
-        what, grouped(planned_.least.budget), planned_.least.budget, grouped(planned_.reserve), grouped(plan.least_host), plan.least_host);
+        what, grouped(planned_.least.budget), planned_.least.budget, grouped(planned_.reserve), grouped(least_host), least_host);
   };
   if (!plan.placed && plan.disk_bytes > 0) refuse_disk(plan.disk_bytes, memories.device + planned_.reserve);
   if (!plan.placed)
@@ -161,6 +207,9 @@ PlannedJob JobPlanner::on_device() {
         "beside {} bytes of the GPU's memory this job takes more than {} bytes of the host's: give it more (`host_budget`), or a disk "
         "(`nvme_path`)",
         grouped(memories.device + planned_.reserve), grouped(memories.host));
+  const Program& program = plan.placed->planned.program;
+  planned_.tables = std::min(table_bytes(program.spaces[kHost].bytes), memories.device - program.memory().bytes);
+  planned_.reserve += planned_.tables;
   return adopt(std::move(*plan.placed));
 }
 
@@ -343,12 +392,18 @@ void JobPlanner::refuse(const PlannedCandidate& in_memory_plan) {
     if (with_disk.budget < least.budget)
       more = fmt::format("; with `nvme_path` on a disk, {} (`budget` {})", grouped(with_disk.budget), with_disk.budget);
   }
+  constexpr int64_t kNotable = 10;  // one part of so many
+  std::string unpacked;
+  if (const int64_t of_data = job_.data.unpacked_bytes(); of_data > least.budget / kNotable)
+    unpacked =
+        fmt::format(", of which {} are the data's compressed arrays (numpy.savez instead of savez_compressed leaves them on the disk)",
+                    grouped(of_data));
   throw error(ErrorCode::budget,
               "{}{} bytes can't hold this job: at the peak, weights, gradients and optimizer state take {} bytes; the smallest budget that "
-              "would do is {} bytes (`budget` {}), set by {}{}",
+              "would do is {} bytes (`budget` {}){}, set by {}{}",
               planned_.budget_is_machines ? "the memory that this machine has left is too little: " : "", grouped(planned_.budget),
               grouped(bytes(Purpose::weights) + bytes(Purpose::gradients) + bytes(Purpose::optimizer)), grouped(least.budget), least.budget,
-              least.set_by(), more);
+              unpacked, least.set_by(), more);
 }
 
 // Importing and planning have taken what they take in any case, unless the process is inside another allocator or library.

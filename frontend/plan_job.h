@@ -37,6 +37,7 @@ struct PlannedJob {
   std::string device{};            // its name, where the program is for one with memory of its own
   int64_t reserve = 0;             // bytes of the budget that aren't the arena's
   int64_t pinning = 0;             // part of the reserve: what the kernel takes to pin the arena; 0: it isn't pinned
+  int64_t tables = 0;              // part of the reserve: a device's page tables, which map the host's memory
   int64_t page = 1;                // bytes in which the arena's memory is allocated
   int64_t rss_after_planning = 0;  // bytes of the process when everything was planned, without the arena
 };

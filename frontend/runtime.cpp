@@ -1,10 +1,12 @@
 #include "frontend/runtime.h"
 
 #include <algorithm>
+#include <array>
 #include <cmath>
 #include <cstring>
 #include <sstream>
 
+#include "exec/random.h"
 #include "frontend/adapters.h"
 #include "frontend/budget.h"
 #include "frontend/element.h"
@@ -72,10 +74,12 @@ void Runtime::allocate() {
   const Options& options = job_.options;
   int64_t arena = 0;  // of the host's memory
   for (const Space& space : planned_.program.spaces) arena += space.kind == SpaceKind::host ? space.bytes : 0;
-  if (const int64_t available = available_memory(); arena > available)
-    throw error(ErrorCode::budget,
-                "the job needs {} bytes of memory and this machine has {} available: lower `budget` to what is available", grouped(arena),
-                grouped(available));
+  // A `host_budget` counts for more than the kernel's estimate of what is available, which may be far too low: only what can't be had at
+  // all is refused here. What else can't be had fails when it is taken (exec/arena.h).
+  const bool is_beside_device = planned_.discrete_device != nullptr;
+  if (const int64_t most = is_beside_device && options.host_budget > 0 ? obtainable_memory() : available_memory(); arena > most)
+    throw error(ErrorCode::budget, "the job needs {} bytes of memory and this machine has {} available: {}", grouped(arena), grouped(most),
+                is_beside_device ? "set `host_budget` to at most that" : "lower `budget` to what is available");
   job_.data.load();
   if (options.budget_is_process) {
     release_free_heap();  // what planning took
@@ -176,7 +180,8 @@ int64_t Runtime::bytes_beside_arena() const { return used_device_bytes() - in_wh
 void Runtime::check_device_memory() const {
   const int64_t used = used_device_bytes(), budget = job_.options.budget;
   if (planned_.discrete_device == nullptr || budget == 0 || used <= budget) return;
-  const int64_t over = used - budget, kept = bytes_beside_arena() + kMoreRecorded, least = planned_.least.budget - planned_.reserve + kept;
+  const int64_t over = used - budget, kept = bytes_beside_arena() + kMoreRecorded,
+                least = planned_.least.budget - (planned_.reserve - planned_.tables) + kept;
   throw LibrariesOverBudget(
       fmt::format("the GPU's memory holds {} bytes with all that the libraries have loaded, {} more than `budget` {}: the smallest budget "
                   "that would do is {} bytes (`budget` {}), if no other process takes memory there meanwhile",
@@ -250,6 +255,14 @@ std::vector<Slice> Runtime::slices_of(const std::string& parameter) const {
   const Persistent* value = find_persistent(planned_.program, parameter);
   if (value == nullptr) return {};  // nothing reads it
   return {{.name = parameter, .offset = 0, .bytes = value->type.bytes()}};
+}
+
+void Runtime::set_random(size_t entry, int64_t step, int64_t first, int64_t samples, ValueId input) const {
+  if (input == kNone) input = planned_.set.entries[entry].built.graph.find_value(kRandomInput);
+  const auto to = input == kNone ? std::span<std::byte>() : place(entry, input);
+  if (to.empty()) return;
+  const std::array<int64_t, kRandomNumbers> numbers{static_cast<int64_t>(job_.options.seed), step, first, samples};
+  std::memcpy(to.data(), numbers.data(), to.size());
 }
 
 bool Runtime::is_unchanged(const Weight& weight) const {

@@ -64,6 +64,9 @@ class Runtime {
 
   // --- what is in memory
   std::span<std::byte> place(size_t entry, ValueId value) const;  // of an input; empty where nobody reads it
+  // Where the next run of an entry finds its random numbers (exec/random.h), if it draws any: in step `step`, 0 outside training, with so
+  // many samples of that behind those before. `input`: of a micro-batch that goes with others, where the graph has several.
+  void set_random(size_t entry, int64_t step, int64_t first, int64_t samples, ValueId input = kNone) const;
   std::span<const std::byte> bytes(size_t entry, ValueId value) const { return executor_.bytes(entry, value); }
   float scalar(size_t entry, ValueId value) const;
   std::span<std::byte> persistent(const std::string& name, int area = 0) const { return executor_.persistent(name, area); }
@@ -85,6 +88,7 @@ class Runtime {
 
   SpillDisk* disk() const { return disk_.get(); }  // null: there is none
   void watch(NodeWatch* watch) { executor_.watch(watch); }
+  int32_t failed_instruction() const { return executor_.failed(); }  // of the last run
   int64_t measured_peak_bytes() const { return executor_.measured_peak_bytes(); }
   // What runs took so far, to Options::op_times.
   void write_op_times() const { op_times_.value().write(job_.options.op_times); }

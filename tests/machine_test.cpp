@@ -37,6 +37,16 @@ TEST_F(Machine, MemoryIsThatOfTheMachineWhereNoGroupLimitsIt) {
   EXPECT_EQ(available_memory(root), 2'048'000);
 }
 
+// What other processes hold could be had; what a group doesn't leave couldn't.
+TEST_F(Machine, MemoryThatCouldBeHadIsAllOfTheMachinesWithinTheGroups) {
+  meminfo(2000);
+  EXPECT_EQ(obtainable_memory(root), int64_t{99'999'999} * 1024);
+  write("/proc/self/cgroup", "0::/job\n");
+  write("/sys/fs/cgroup/job/memory.max", "900000\n");
+  write("/sys/fs/cgroup/job/memory.current", "300000\n");
+  EXPECT_EQ(obtainable_memory(root), 600'000);
+}
+
 TEST_F(Machine, TheTightestGroupCountsInVersionTwo) {
   meminfo(2000);
   write("/proc/self/cgroup", "0::/outer/inner\n");
@@ -79,6 +89,7 @@ TEST_F(Machine, AContainerSeesItsOwnGroupAsTheRoot) {
 TEST_F(Machine, WithoutProcTheKernelIsAsked) {
   EXPECT_GT(available_memory(root), 0);
   EXPECT_LT(available_memory(root), int64_t{1} << 50);
+  EXPECT_GE(obtainable_memory(root), available_memory(root));
 }
 
 TEST_F(Machine, ThreadsAreWhatAffinityAndQuotaGive) {

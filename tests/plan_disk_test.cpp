@@ -54,7 +54,8 @@ TEST_F(PlannedDisk, OfADeviceWithMemoryOfItsOwnIsWithinItsLimit) {
   EXPECT_EQ(train(options).summary.weights_hash, hash);
 }
 
-// The least memory of the device, to a page, with the host's that is said to do: that trains, less is refused with the same number.
+// The least memory of the device, to a page, with the host's that is said to do: that trains, less is refused with the same number. With
+// page tables in the device's memory, which map the host's, it is a page more.
 TEST_F(PlannedDisk, TheSmallestBudgetOfADeviceIsExact) {
   constexpr int64_t kPage = 4096, kTaken = 3'000'000;  // kTaken: by the device's context
   on.make = [](const Program& program, const std::vector<const Graph*>& graphs) {
@@ -66,20 +67,29 @@ TEST_F(PlannedDisk, TheSmallestBudgetOfADeviceIsExact) {
     on.memories = {.device = device, .host = host};
     return error_of(ErrorCode::budget, [&] { fixtures::TrainerOn trainer(on, options); });
   };
-  const std::string said = refusal(kPage, kPage);
-  const auto number_behind = [&](const std::string& words) {
-    const size_t at = said.find(words);
-    EXPECT_NE(at, said.npos) << said;
-    return at == said.npos ? 0 : std::stoll(said.substr(at + words.size()));
-  };
-  const int64_t device = number_behind("(`budget` ") - kTaken, host = number_behind("(`host_budget` ");
-  on.memories = {.device = device, .host = host};
-  const auto run = train(options);
-  EXPECT_EQ(run.summary.weights_hash, hash);
-  EXPECT_EQ(run.plan.minimum_budget, device + kTaken);
-  const auto numbers = HasSubstr(fmt::format("(`budget` {})", device + kTaken));
-  EXPECT_THAT(refusal(device - kPage, host), numbers);
-  EXPECT_THAT(refusal(device - kPage, int64_t{1} << 30), numbers) << "more of the host's memory doesn't help";
+  int64_t without_tables = 0;
+  for (const int64_t mapping : {0, 512}) {
+    SCOPED_TRACE(mapping);
+    on.mapping = mapping;
+    const std::string said = refusal(kPage, kPage);
+    const auto number_behind = [&](const std::string& words) {
+      const size_t at = said.find(words);
+      EXPECT_NE(at, said.npos) << said;
+      return at == said.npos ? 0 : std::stoll(said.substr(at + words.size()));
+    };
+    const int64_t device = number_behind("(`budget` ") - kTaken, host = number_behind("(`host_budget` ");
+    on.memories = {.device = device, .host = host};
+    const auto run = train(options);
+    EXPECT_EQ(run.summary.weights_hash, hash);
+    EXPECT_EQ(run.plan.minimum_budget, device + kTaken);
+    const auto numbers = HasSubstr(fmt::format("(`budget` {})", device + kTaken));
+    EXPECT_THAT(refusal(device - kPage, host), numbers);
+    EXPECT_THAT(refusal(device - kPage, int64_t{1} << 30), numbers) << "more of the host's memory doesn't help";
+    if (mapping == 0)
+      without_tables = device;
+    else
+      EXPECT_EQ(device, without_tables + kPage);
+  }
 }
 
 }  // namespace

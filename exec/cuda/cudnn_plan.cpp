@@ -135,9 +135,18 @@ std::mutex& mutex() {
   return one;
 }
 
+// What a message of the library's, or of CUDA's behind it, is about: memory that is lacking, or something else.
+ErrorCode code_of(std::string_view message) {
+  for (const std::string_view sign : {"ALLOC_FAILED", "ALLOCATION_FAILED", "OUT_OF_MEMORY", "out of memory"}) {
+    if (message.find(sign) != std::string_view::npos) return ErrorCode::budget;
+  }
+  return ErrorCode::device;
+}
+
 void check(cudnnStatus_t status, std::string_view what) {
-  if (status != CUDNN_STATUS_SUCCESS)
-    throw error(ErrorCode::device, "the GPU: {}: cuDNN reports {}", what, Library::open().error_text(status));
+  if (status == CUDNN_STATUS_SUCCESS) return;
+  const std::string_view text = Library::open().error_text(status);
+  throw error(code_of(text), "the GPU: {}: cuDNN reports {}", what, text);
 }
 
 // The first line that has a word, without which it is the first of all.
@@ -158,7 +167,7 @@ void refuse_chance(std::string_view message) {
   }
   for (const std::string_view sign : {"ALLOC_FAILED", "ALLOCATION_FAILED", "FAILED_CUDA_DRIVER"}) {
     if (message.find(sign) != std::string_view::npos)
-      throw error(ErrorCode::device, "the GPU: cuDNN can't prepare its kernels: {}", line_of(message, sign));
+      throw error(code_of(message), "the GPU: cuDNN can't prepare its kernels: {}", line_of(message, sign));
   }
 }
 
@@ -166,7 +175,7 @@ void refuse_chance(std::string_view message) {
 bool is_done(cudnn_frontend::error_t status) {
   if (status.is_good()) return true;
   if (status.get_code() == cudnn_frontend::error_code_t::CUDA_API_FAILED)
-    throw error(ErrorCode::device, "the GPU: cuDNN can't prepare its kernels: {}", line_of(status.get_message(), ""));
+    throw error(code_of(status.get_message()), "the GPU: cuDNN can't prepare its kernels: {}", line_of(status.get_message(), ""));
   refuse_chance(status.get_message());
   return false;
 }
@@ -188,9 +197,10 @@ class Plan : public CudnnPlan {
     check(Library::open().set_stream(handle_, static_cast<cudaStream_t>(stream)), "it can't go on in another stream");
     try {
       cudnn_frontend::error_t status = graph_->execute(handle_, places, static_cast<std::byte*>(workspace) + begin_);
-      if (!status.is_good()) throw error(ErrorCode::device, "the GPU: cuDNN can't compute: {}", line_of(status.get_message(), ""));
+      if (!status.is_good())
+        throw error(code_of(status.get_message()), "the GPU: cuDNN can't compute: {}", line_of(status.get_message(), ""));
     } catch (const cudnn_frontend::cudnnException& problem) {
-      throw error(ErrorCode::device, "the GPU: cuDNN can't compute: {}", line_of(problem.what(), ""));
+      throw error(code_of(problem.what()), "the GPU: cuDNN can't compute: {}", line_of(problem.what(), ""));
     }
   }
 

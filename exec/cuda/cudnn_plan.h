@@ -61,20 +61,22 @@ class CudnnPlan {
  public:
   virtual ~CudnnPlan() = default;
   int64_t workspace_bytes() const { return workspace_bytes_; }
-  // Device addresses of the problem's tensors, in its order; a cudaStream_t. Throws Error(device).
+  // Device addresses of the problem's tensors, in its order; a cudaStream_t. Throws Error(device), or Error(budget) where the library finds
+  // no memory.
   virtual void run(std::span<void* const> tensors, void* workspace, void* stream) const = 0;
 
  protected:
   int64_t workspace_bytes_ = 0;
 };
 
-// On the thread's current device; made once and kept as long as the program. Null: there is none. Throws Error(device) where it can't be
-// made now, but perhaps another time: memory is lacking, or a part of the library, or it has no plan of the name that the table has.
+// On the thread's current device; made once and kept as long as the program. Null: there is none. Throws where it can't be made now, but
+// perhaps another time: Error(budget), memory is lacking; Error(device), a part of the library is, or it has no plan of the name that the
+// table has.
 const CudnnPlan* find_plan(const AttentionProblem& problem);
 const CudnnPlan* find_plan(const ConvolutionProblem& problem);
 
 // Opens the library and starts it on the thread's current device, as the first plan does. Returns why there is none, in a sentence; empty
-// where there is. Throws Error(device): it can't be started.
+// where there is. Throws Error(device), or Error(budget) where memory is lacking: it can't be started.
 std::string start_cudnn();
 
 // The library and its version: "cuDNN 9.19.0"; "no cuDNN".

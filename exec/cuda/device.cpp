@@ -141,6 +141,7 @@ cudaError_t CudaDevice::fault() const {
   if (mode_ == Mode::recording) return cudaSuccess;  // nothing has run
   (void)cudaGetLastError();
   const cudaError_t status = cudaStreamQuery(side_);
+  (void)cudaGetLastError();  // "not ready" mustn't be taken for the next kernel's error; a fault stays
   return status == cudaErrorNotReady ? cudaSuccess : status;
 }
 
@@ -225,7 +226,9 @@ double CudaDevice::seconds(int32_t number) const {
   if (timers_[entry_].at(i)[1] == nullptr) return 0;
   float milliseconds = 0;
   const auto& [before, behind] = timers_[entry_][i];
-  return cudaEventElapsedTime(&milliseconds, before, behind) == cudaSuccess ? static_cast<double>(milliseconds) * 1e-3 : 0;
+  if (cudaEventElapsedTime(&milliseconds, before, behind) == cudaSuccess) return static_cast<double>(milliseconds) * 1e-3;
+  (void)cudaGetLastError();  // it mustn't be taken for the next kernel's
+  return 0;
 }
 
 void CudaDevice::issue_on_gpu(const Work& work) {

@@ -159,7 +159,7 @@ class CudaGpu : public Gpu {
     const int64_t own_before = std::max<int64_t>(nvml_.used_by_this(), 0);
     held_before_ = cuda::DeviceMemory::held(number);
     const bool is_new = !has_context(number);
-    check(cudaSetDevice(number), "it can't be used");
+    use();
     if (is_new) {  // what no kernel of ours uses: a heap and a buffer for printing
       for (const auto& [limit, bytes] : {std::pair(cudaLimitMallocHeapSize, size_t{0}), {cudaLimitPrintfFifoSize, size_t{4096}}}) {
         if (cudaDeviceSetLimit(limit, bytes) != cudaSuccess) (void)cudaGetLastError();
@@ -181,6 +181,7 @@ class CudaGpu : public Gpu {
     return std::max<int64_t>(grown_bytes() - others, 0);
   }
   int64_t free_bytes() const override {
+    use();
     size_t left = 0, all = 0;
     check(cudaMemGetInfo(&left, &all), "it can't be asked for its memory");
     return static_cast<int64_t>(left);
@@ -188,7 +189,7 @@ class CudaGpu : public Gpu {
   LinkRates measure_link(int64_t bytes) override;
   ComputeRates measure_compute(bool halves, int64_t bytes) override;
   std::string start_libraries() override {
-    check(cudaSetDevice(facts_.number), "it can't be used");
+    use();
     const std::string lacking = cuda::start_cudnn();
     // cuBLAS is loaded by a first product, here a small one, whatever the budget.
     const cuda::DeviceMemory memory(cuda::library_limits().product_workspace + kDevicePage);
@@ -205,6 +206,7 @@ class CudaGpu : public Gpu {
   }
 
  private:
+  void use() const { check(cudaSetDevice(facts_.number), "it can't be used"); }  // from this thread
   // What the GPU has in use more than before this was made: of the process, or of all where the driver doesn't tell them apart.
   int64_t grown_bytes() const {
     if (const int64_t own = own_before_ >= 0 ? nvml_.used_by_this() : -1; own >= 0) return own - own_before_;
@@ -236,6 +238,7 @@ class CudaGpu : public Gpu {
 
 // Of 64 MiB each way, or what there is, the best of a few.
 Gpu::LinkRates CudaGpu::measure_link(int64_t bytes) {
+  use();
   constexpr int64_t kMost = int64_t{64} << 20, kPage = 1 << 12;
   constexpr int kTurns = 4;
   const int64_t each = std::max(std::min(kMost, bytes / 2) / kPage, int64_t{1}) * kPage;
@@ -272,6 +275,7 @@ Gpu::LinkRates CudaGpu::measure_link(int64_t bytes) {
 }
 
 ComputeRates CudaGpu::measure_compute(bool halves, int64_t bytes) {
+  use();
   constexpr int64_t kMost = int64_t{256} << 20, kWorkspace = int64_t{48} << 20;  // of cuBLAS, and to spare
   constexpr double kTensorCores = 8;                                             // times as fast, at least
   const cuda::DeviceMemory memory(std::min(kMost, bytes));

@@ -40,6 +40,7 @@ class Library {
   decltype(&cublasLtMatmulPreferenceSetAttribute) set_preference;
   decltype(&cublasLtMatmulAlgoGetHeuristic) suggest;
   decltype(&cublasLtMatmulAlgoCheck) check_algorithm;
+  decltype(&cublasLtMatmulAlgoConfigGetAttribute) get_algorithm;
 
  private:
   Library() {
@@ -61,6 +62,7 @@ class Library {
     find(set_preference, "cublasLtMatmulPreferenceSetAttribute");
     find(suggest, "cublasLtMatmulAlgoGetHeuristic");
     find(check_algorithm, "cublasLtMatmulAlgoCheck");
+    find(get_algorithm, "cublasLtMatmulAlgoConfigGetAttribute");
   }
   template <typename Function> void find(Function& function, const char* name) {
     if (!library_.find(function, name)) throw error(ErrorCode::device, "cuBLAS lacks {}: it must be that of CUDA 13", name);
@@ -70,6 +72,7 @@ class Library {
 };
 
 void check(cublasStatus_t status, std::string_view what) {
+  if (status == CUBLAS_STATUS_ALLOC_FAILED) throw error(ErrorCode::budget, "the GPU: {}: cuBLAS finds no memory for its kernels", what);
   if (status != CUBLAS_STATUS_SUCCESS)
     throw error(ErrorCode::device, "the GPU: {}: cuBLAS reports error {}", what, static_cast<int>(status));
 }
@@ -149,6 +152,21 @@ bool read_algorithm(const std::string& text, cublasLtMatmulAlgo_t& algorithm) {
   return !words.fail();
 }
 
+// Whether a sum is made in one piece. What an algorithm doesn't tell is at its default: one piece, no reduction.
+bool has_whole_sums(const cublasLtMatmulAlgo_t& algorithm) {
+  int32_t pieces = 1;
+  uint32_t scheme = CUBLASLT_REDUCTION_SCHEME_NONE;
+  const auto ask = [&](cublasLtMatmulAlgoConfigAttributes_t attribute, auto& value) {
+    auto told = value;
+    size_t written = 0;
+    const cublasStatus_t status = Library::open().get_algorithm(&algorithm, attribute, &told, sizeof told, &written);
+    if (status == CUBLAS_STATUS_SUCCESS && written == sizeof told) value = told;
+  };
+  ask(CUBLASLT_ALGO_CONFIG_SPLITK_NUM, pieces);
+  ask(CUBLASLT_ALGO_CONFIG_REDUCTION_SCHEME, scheme);
+  return pieces <= 1 && scheme == CUBLASLT_REDUCTION_SCHEME_NONE;  // some algorithms say 0 for one piece
+}
+
 class Prepared : public PreparedProduct {
  public:
   Prepared(const TensorProduct& p, AlgorithmTable& algorithms)
@@ -194,8 +212,9 @@ class Prepared : public PreparedProduct {
     if (!read_algorithm(chosen, algorithm_)) return false;
     cublasLtMatmulHeuristicResult_t found{};
     const cublasStatus_t status = Library::open().check_algorithm(handle(), product_, b_, a_, d_, d_, &algorithm_, &found);
+    if (status == CUBLAS_STATUS_ALLOC_FAILED) check(status, "an algorithm can't be checked");  // there may be such an algorithm
     return status == CUBLAS_STATUS_SUCCESS && found.state == CUBLAS_STATUS_SUCCESS &&
-           found.workspaceSize <= static_cast<size_t>(library_limits().product_workspace);
+           found.workspaceSize <= static_cast<size_t>(library_limits().product_workspace) && has_whole_sums(algorithm_);
   }
 
   void suggest(const TensorProduct& p) {
@@ -215,9 +234,13 @@ class Prepared : public PreparedProduct {
     int count = 0;
     const cublasStatus_t status = library.suggest(handle(), product_, b_, a_, d_, d_, preference, 1, &found, &count);
     library.end_preference(preference);
+    if (status == CUBLAS_STATUS_ALLOC_FAILED) check(status, "a product can't be prepared");
     if (status != CUBLAS_STATUS_SUCCESS || count == 0)
       throw error(ErrorCode::device, "the GPU: cuBLAS has no way to multiply ({} x {}) by ({} x {}) of {}", p.rows, p.depth, p.depth,
                   p.columns, to_string(p.operands));
+    if (!has_whole_sums(found.algo))
+      throw error(ErrorCode::device, "the GPU: cuBLAS would split the sums of ({} x {}) by ({} x {}) of {}, which it was told not to",
+                  p.rows, p.depth, p.depth, p.columns, to_string(p.operands));
     algorithm_ = found.algo;
   }
 

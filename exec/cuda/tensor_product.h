@@ -36,7 +36,7 @@ struct TensorProduct {
 class PreparedProduct {
  public:
   virtual ~PreparedProduct() = default;
-  // Device addresses, and a cudaStream_t. `c`: may be d. Throws Error(device).
+  // Device addresses, and a cudaStream_t. `c`: may be d. Throws Error(device), or Error(budget) where the library finds no memory.
   virtual void run(const void* a, const void* b, const void* bias, const void* c, void* d, void* workspace, void* stream) const = 0;
 };
 
@@ -45,7 +45,7 @@ AlgorithmTable& algorithms_of(int device);
 AlgorithmTable& algorithms_of_current_device();
 
 // On the thread's current device, by the table's algorithm; it gets the one that is chosen. Throws Error(device): the library isn't found,
-// can't make such a product, or not by that algorithm.
+// can't make such a product, or not by that algorithm; Error(budget): it finds no memory.
 std::unique_ptr<const PreparedProduct> prepare_product(const TensorProduct& product, AlgorithmTable& algorithms);
 // By its own table's.
 std::unique_ptr<const PreparedProduct> prepare_product(const TensorProduct& product);

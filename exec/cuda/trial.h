@@ -58,6 +58,7 @@ class Trial {
     for (int turn = 0; turn < kTurns; ++turn) {
       check(cudaEventRecord(events_[0], stream_), "it can't be timed");
       for (int i = 0; i < runs; ++i) run_({.inputs = inputs_, .outputs = outputs_, .workspace = workspace_, .queue = stream_});
+      check(cudaPeekAtLastError(), "a kernel can't be launched");
       check(cudaEventRecord(events_[1], stream_), "it can't be timed");
       check(cudaStreamSynchronize(stream_), "a kernel failed");
       float milliseconds = 0;

@@ -5,6 +5,16 @@ import pathlib
 import signal
 import subprocess
 import sys
+import tarfile
+
+
+def unpacked(build, folder):
+    """The folder with the programs: `build` itself or, where it is a file that `pack` made, `folder`, into which that is unpacked."""
+    if build.is_dir():
+        return build.resolve()
+    with tarfile.open(build) as archive:
+        archive.extractall(folder, **({"filter": "data"} if hasattr(tarfile, "data_filter") else {}))
+    return folder.resolve()
 
 
 def library_folders():

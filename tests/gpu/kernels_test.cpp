@@ -183,6 +183,7 @@ struct OnGpu : ::testing::Test {
 struct GpuKernel : OnGpu, ::testing::WithParamInterface<OpCase> {};
 struct GpuProducts : OnGpu {};
 struct GpuCudnn : OnGpu {};
+struct GpuUnknownAlgorithms : OnGpu {};
 
 TEST_P(GpuKernel, HasTheProcessorsBits) {
   const auto jobs = op_jobs(GetParam(), cuda_kernels());
@@ -286,30 +287,26 @@ std::vector<std::byte> product_of(const cuda::PreparedProduct& product, const st
   return result;
 }
 
+constexpr int64_t kSize = 512;
+constexpr cuda::TensorProduct kSquare{
+    .rows = kSize, .columns = kSize, .depth = kSize, .a_pitch = kSize, .b_pitch = kSize, .d_pitch = kSize};
+
 // A product has the algorithm that a table has for it, and no other.
 TEST_F(GpuProducts, HaveTheAlgorithmsOfATable) {
-  constexpr int64_t kSize = 512;
-  const cuda::TensorProduct square{.rows = kSize, .columns = kSize, .depth = kSize, .a_pitch = kSize, .b_pitch = kSize, .d_pitch = kSize};
   const std::vector<Tensor> from =
       inputs_of({.name = "squares", .op = "MatMul", .inputs = {random({kSize, kSize}), random({kSize, kSize})}}, DType::bfloat16);
   const auto result = [&](const cuda::PreparedProduct& product) {
     return product_of(product, from[0].bytes, from[1].bytes, kSize * kSize * sizeof(float));
   };
   AlgorithmTable first, second, third;
-  const std::vector<std::byte> suggested = result(*cuda::prepare_product(square, first));
+  const std::vector<std::byte> suggested = result(*cuda::prepare_product(kSquare, first));
   ASSERT_EQ(first.all().size(), 1u);
   second.restore(first.all());
-  EXPECT_EQ(result(*cuda::prepare_product(square, second)), suggested);
+  EXPECT_EQ(result(*cuda::prepare_product(kSquare, second)), suggested);
   EXPECT_EQ(second.all(), first.all());
-  (void)cuda::prepare_product(square, third);
+  (void)cuda::prepare_product(kSquare, third);
   EXPECT_EQ(third.all(), first.all()) << "the library's words for an algorithm differ from time to time";
-  for (const char* const none : {"", "an algorithm", "ffffffff ffffffff ffffffff ffffffff ffffffff ffffffff ffffffff ffffffff"}) {
-    AlgorithmTable of_none;
-    of_none.choose(first.all().begin()->first, none);
-    EXPECT_THROW(cuda::prepare_product(square, of_none), Error) << none;
-    EXPECT_TRUE(of_none.all().empty()) << "so that another run of the process isn't refused, too";
-  }
-  cuda::TensorProduct biased = square, adding = square, several = square;
+  cuda::TensorProduct biased = kSquare, adding = kSquare, several = kSquare;
   biased.has_bias = adding.adds = true;
   several.items = 4, several.a_stride = several.b_stride = several.d_stride = kSize * kSize;
   for (const cuda::TensorProduct& like : {biased, adding, several}) {
@@ -429,6 +426,19 @@ TEST_F(GpuCudnn, DividesGradientsOfAttention) {
 }
 TEST_F(GpuCudnn, DividesGradientsOfAttentionWhoseHeadsShareKeys) {
   check_divided_gradients(/*key_heads=*/5, /*shared=*/4, /*alone=*/1);  // of 128 MiB: two at a time, then one
+}
+
+// Last, and in a process of its own where bring_up runs it: the library is asked about words that aren't its own.
+TEST_F(GpuUnknownAlgorithms, AreRefused) {
+  AlgorithmTable first;
+  (void)cuda::prepare_product(kSquare, first);
+  ASSERT_EQ(first.all().size(), 1u);
+  for (const char* const none : {"", "an algorithm", "ffffffff ffffffff ffffffff ffffffff ffffffff ffffffff ffffffff ffffffff"}) {
+    AlgorithmTable of_none;
+    of_none.choose(first.all().begin()->first, none);
+    EXPECT_THROW(cuda::prepare_product(kSquare, of_none), Error) << none;
+    EXPECT_TRUE(of_none.all().empty()) << "so that another run of the process isn't refused, too";
+  }
 }
 
 INSTANTIATE_TEST_SUITE_P(Ops, GpuKernel, ::testing::ValuesIn(op_cases_for(cuda_kernels())),

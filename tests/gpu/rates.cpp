@@ -1,5 +1,4 @@
-// How fast the products, attention and their gradients of GPT-2 are made in bfloat16 on a GPU: a line of JSON each. tests/gpu/bench has
-// PyTorch make the same.
+#include "tests/gpu/rates.h"
 
 #include <fmt/format.h>
 
@@ -82,7 +81,7 @@ void attention(const Size& size, int64_t batch, int64_t length, const cuda::Devi
   print(size, name("attention_gradient"), "AttentionGrad", backward, 5 * product, memory);
 }
 
-int run() {
+void print_all() {
   constexpr int64_t kMemory = int64_t{1} << 30, kBatch = 4, kLength = 512, kTokens = kBatch * kLength;
   const std::unique_ptr<Gpu> gpu = open_gpu(0);
   if (const std::string none = gpu->start_libraries(); !none.empty()) fmt::print(stderr, "{}\n", none);
@@ -93,17 +92,18 @@ int run() {
       products(size, kTokens, in, out, memory);
     attention(size, kBatch, kLength, memory);
   }
-  return 0;
 }
 
 }  // namespace
-}  // namespace ort_train
 
-int main() {
+int print_rates() {
   try {
-    return ort_train::run();
-  } catch (const ort_train::Error& problem) {
+    print_all();
+    return 0;
+  } catch (const Error& problem) {
     fmt::print(stderr, "{}\n", problem.what());
     return 1;
   }
 }
+
+}  // namespace ort_train

@@ -481,6 +481,8 @@ size_t Executor::prepared_kernels() const { return impl_->kernels.size(); }
 void Executor::attach(std::vector<Memory*> spaces, Disk* disk, bool fresh) { impl_->attach(spaces, disk, fresh); }
 bool Executor::run(size_t entry, const std::atomic<bool>* stop) { return impl_->run(entry, stop); }
 int64_t Executor::measured_peak_bytes(SpaceId space) const { return impl_->measured_peak(space); }
+int32_t Executor::failed() const { return impl_->device.is_synchronous() ? impl_->device.failed() : -1; }
+
 void Executor::time_work() {
   impl_->times_work = !impl_->device.is_synchronous();
   for (RunTimes& times : impl_->times) times.tasks.resize(impl_->times_work ? 0 : times.seconds.size());

@@ -70,6 +70,10 @@ class Executor {
   // that it had changed by then stays changed. Allocates nothing itself.
   bool run(size_t entry, const std::atomic<bool>* stop = nullptr);
 
+  // The instruction at which the last run failed, as far as known: nothing after it has run. -1: none, or not known, as of a device that
+  // isn't synchronous.
+  int32_t failed() const;
+
   // Before the first run: times() is to tell what a device that isn't synchronous took for each node, not how long it was issued, and of
   // a synchronous one the tasks of each node. Runs may be slower, and allocate memory.
   void time_work();

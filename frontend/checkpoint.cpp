@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cerrno>
+#include <chrono>
 #include <cmath>
 #include <filesystem>
 #include <limits>
@@ -81,6 +82,14 @@ Json to_json(const ScheduleState& state) {
           {"reductions", state.reductions}};
 }
 
+Json to_json(const HeldOutState& state) {
+  return {{"best", state.best ? Json(*state.best) : Json(nullptr)},
+          {"best_step", state.best_step},
+          {"without_better", state.without_better},
+          {"is_due", state.is_due},
+          {"log_line", state.log_line}};
+}
+
 Json to_json(const RunState& state) {
   return {{"run", state.run},
           {"step", state.step},
@@ -91,6 +100,7 @@ Json to_json(const RunState& state) {
           {"first_losses", state.first_losses},
           {"last_losses", state.last_losses},
           {"schedule", to_json(state.schedule)},
+          {"held_out", to_json(state.held_out)},
           {"loss_scale",
            {{"scale", state.loss_scale.scale},
             {"finite_steps", state.loss_scale.finite_steps},
@@ -110,6 +120,18 @@ ScheduleState schedule_of(const Json& json) {
   return state;
 }
 
+HeldOutState held_out_of(const Json& json, int64_t step) {
+  HeldOutState state;
+  if (const Json& best = json.at("best"); !best.is_null()) state.best = best.get<double>();
+  json.at("best_step").get_to(state.best_step);
+  json.at("without_better").get_to(state.without_better);
+  json.at("is_due").get_to(state.is_due);
+  json.at("log_line").get_to(state.log_line);
+  if (state.best_step < 0 || state.best_step > step || state.without_better < 0 || (state.best_step > 0) != state.best.has_value())
+    throw error(ErrorCode::corrupt, "evaluations that can't have been");
+  return state;
+}
+
 RunState state_of(const Json& json) {
   RunState state;
   json.at("run").get_to(state.run);
@@ -122,6 +144,7 @@ RunState state_of(const Json& json) {
   json.at("last_losses").get_to(state.last_losses);
   if (const auto schedule = json.find("schedule"); schedule != json.end()) state.schedule = schedule_of(*schedule);
   if (state.step < 0 || state.epoch < 0 || state.index < 0) throw error(ErrorCode::corrupt, "a negative step");
+  if (const auto held_out = json.find("held_out"); held_out != json.end()) state.held_out = held_out_of(*held_out, state.step);
   if (const auto found = json.find("loss_scale"); found != json.end()) {  // older ones have none
     LossScaleState& of = state.loss_scale;
     found->at("scale").get_to(of.scale);
@@ -183,22 +206,6 @@ void remove_checkpoint(const std::string& path) {
   if (remove_with_state(folder_of(path), temporary) && exists(temporary)) rename_file(temporary, path);  // somebody's files are in it
 }
 
-// Keeps `saved`, which is new, and the newest of this run before it. Once there are as many as are kept, or the run has ended, all others
-// go: those of earlier runs, and those of this run's later steps, which were skipped as damaged when it was resumed.
-void prune(const std::string& output_dir, const std::string& saved, const RunState& state, size_t kept, bool ends_run) {
-  size_t own = 1;
-  std::vector<std::string> others;
-  for (const auto& [step, path] : find_checkpoints(output_dir)) {
-    if (path == saved) continue;
-    if (!is_of_run(path, state.run) || step > state.step)
-      others.push_back(path);
-    else if (++own > kept)
-      remove_checkpoint(path);
-  }
-  if (own < kept && !ends_run) return;
-  for (const std::string& path : others) remove_checkpoint(path);
-}
-
 struct Candidate {
   int64_t run = -1;  // unknown: the manifest can't be read
   CheckpointFolder folder;
@@ -250,6 +257,33 @@ std::vector<std::pair<std::string, SlotTable>> sharing_state_before(const std::s
 
 }  // namespace
 
+int64_t next_run(const std::string& output_dir) {
+  const int64_t now = std::chrono::duration_cast<std::chrono::nanoseconds>(std::chrono::system_clock::now().time_since_epoch()).count();
+  int64_t newest = 0;
+  for (const Candidate& candidate : find_candidates(find_checkpoints(output_dir, /*replaced=*/true), [](const auto&...) {}))
+    newest = std::max(newest, candidate.run);
+  return std::max(now, newest < std::numeric_limits<int64_t>::max() ? newest + 1 : newest);
+}
+
+// Keeps `saved`, which is new, the best, and the newest of this run before them. Once there are as many as are kept, or the run has ended,
+// all others go: those of earlier runs, and those of this run's later steps, which were skipped as damaged when it was resumed.
+void prune_checkpoints(const std::string& output_dir, const std::string& saved, const RunState& state, const KeptCheckpoints& kept) {
+  const std::string best = kept.best_step > 0 ? checkpoint_path_of(output_dir, kept.best_step) : saved;
+  const bool has_best = best != saved && is_our_checkpoint(best) && is_of_run(best, state.run);
+  const size_t count = std::max<size_t>(kept.count, has_best ? 2 : 1);
+  size_t own = has_best ? 2 : 1;
+  std::vector<std::string> others;
+  for (const auto& [step, path] : find_checkpoints(output_dir)) {
+    if (path == saved || (has_best && path == best)) continue;
+    if (!is_of_run(path, state.run) || step > state.step)
+      others.push_back(path);
+    else if (++own > count)
+      remove_checkpoint(path);
+  }
+  if (own < count && !kept.ends_run) return;
+  for (const std::string& path : others) remove_checkpoint(path);
+}
+
 std::vector<std::string> checkpoints_newer_than(const std::string& output_dir, const std::string& path) {
   std::vector<std::string> newer;
   for (const Candidate& candidate : find_candidates(find_checkpoints(output_dir, /*replaced=*/true), [](const auto&...) {})) {
@@ -279,8 +313,8 @@ void remove_checkpoint_leftovers(const std::string& output_dir) {
   for (const std::string& path : found.lost) remove_with_state(output_dir, path);
 }
 
-std::string save_checkpoint(const std::string& output_dir, const RunState& state, const CheckpointContent& content, size_t kept,
-                            StateFile* slots, bool ends_run) {
+std::string save_checkpoint(const std::string& output_dir, const RunState& state, const CheckpointContent& content,
+                            const KeptCheckpoints& kept, StateFile* slots) {
   const std::string path = checkpoint_path_of(output_dir, state.step), temporary = with_prefix(path, kWritten),
                     replaced = with_prefix(path, kReplaced);
   remove_checkpoint_leftovers(output_dir);
@@ -313,9 +347,11 @@ std::string save_checkpoint(const std::string& output_dir, const RunState& state
   }
   if (slots != nullptr) slots->published();
   if (exists(replaced)) remove_with_state(output_dir, replaced);
-  prune(output_dir, path, state, kept, ends_run);
+  prune_checkpoints(output_dir, path, state, kept);
   return path;
 }
+
+bool is_in_state_file(const std::string& folder) { return table_in(folder).has_value(); }
 
 std::optional<RunState> saved_state(const std::string& folder) { return read_from_manifest(folder, "state", state_of); }
 
@@ -461,6 +497,17 @@ Loaded load_checkpoint(const std::string& output_dir, const CheckpointContent& c
   }
   if (failure == ErrorCode::io) throw error(ErrorCode::io, "{}: none of its checkpoints can be read ({})", where, broken);
   throw error(ErrorCode::corrupt, "{}: none of its checkpoints is whole, so there is nothing to resume from ({})", where, broken);
+}
+
+void reload_checkpoint(const std::string& folder, const RunState& of, const CheckpointContent& content, const std::string& nvme_path) {
+  if (!is_our_checkpoint(folder)) throw error(ErrorCode::io, "{}: is not there any more, or is no checkpoint of ort-train", folder);
+  try {
+    const Candidate candidate{.folder = {.path = folder}, .manifest = read_manifest(folder)};
+    if (!is_of_run(folder, of.run)) throw corrupt(folder, "is another run's");
+    load_tensors(candidate, content, nvme_path, [](const SlotTable*, const std::string&) { return false; });
+  } catch (const nlohmann::json::exception& problem) {
+    throw corrupt(folder, problem.what());
+  }
 }
 
 int64_t checkpoint_bytes(const CheckpointContent& content, bool in_slots) {

@@ -9,7 +9,7 @@
 //   1. make .tmp-checkpoint-STEP, write and sync every file in it, the manifest last; sync the folder
 //   2. rename it to checkpoint-STEP, sync the output folder. A checkpoint that has this name already (an earlier run's) is renamed
 //      first, and gets its name back if step 2 fails
-//   3. remove the oldest checkpoints, down to the number that is kept
+//   3. remove the oldest checkpoints, down to the number that is kept; never the one that is to be loaded at the end of the run
 // Weights that the run doesn't change stay in the model's file; the manifest has their checksums, so that a run goes on with the same.
 //
 // A crash leaves at most a folder .tmp-*, which the next run removes. If the disk damages a checkpoint later, its checksums show it, and a
@@ -31,6 +31,7 @@
 #include <vector>
 
 #include "exec/algorithms.h"
+#include "frontend/held_out.h"
 #include "frontend/loss_scaling.h"
 #include "frontend/note.h"
 #include "frontend/schedule.h"
@@ -41,7 +42,7 @@ namespace ort_train {
 
 // Everything about a run that isn't a tensor.
 struct RunState {
-  int64_t run = 0;                                // when it was begun, in nanoseconds: tells runs apart that share a folder
+  int64_t run = 0;                                // next_run() when it was begun: tells runs apart that share a folder
   int64_t step = 0;                               // optimizer steps done, with skipped ones
   int64_t epoch = 0, index = 0;                   // the next sample: data cursor
   int64_t tokens = 0;                             // trained on so far
@@ -49,6 +50,7 @@ struct RunState {
   std::vector<double> first_losses, last_losses;  // at most 100 each
   ScheduleState schedule{};
   LossScaleState loss_scale{};
+  HeldOutState held_out{};
 
   // Updates made, with the one of that step: skipped ones don't count, neither for the optimizer nor for the schedule.
   int64_t update_of(int64_t of_step) const { return of_step - loss_scale.skipped; }
@@ -87,11 +89,24 @@ struct Loaded {
   std::map<std::string, std::string> settings;  // as they were when it was saved
 };
 
-// Writes a checkpoint and removes the oldest, so that `kept` of this run remain; those of earlier runs go when this one has as many, or
-// ends. Returns the new folder's path. Throws Error(io); what was saved before stays as it is. `slots`: the state file that holds all
-// tensors already, with the slots for `kept` checkpoints; null: they are written out.
-std::string save_checkpoint(const std::string& output_dir, const RunState& state, const CheckpointContent& content, size_t kept,
-                            StateFile* slots = nullptr, bool ends_run = false);
+// Which checkpoints stay when a run has saved another one.
+struct KeptCheckpoints {
+  size_t count = 2;       // of this run, the new one included
+  int64_t best_step = 0;  // this one is among them, however old it is, and with the new one if that is another; 0: there is none
+  bool ends_run = false;  // it is the run's last
+};
+
+// Writes a checkpoint and removes the oldest of this run that aren't kept; those of earlier runs go when this one has as many, or ends.
+// Returns the new folder's path. Throws Error(io); what was saved before stays as it is. `slots`: the state file that holds all tensors
+// already, with the slots for as many checkpoints as are kept; null: they are written out.
+std::string save_checkpoint(const std::string& output_dir, const RunState& state, const CheckpointContent& content,
+                            const KeptCheckpoints& kept, StateFile* slots = nullptr);
+// Removes as save_checkpoint() does, after `saved`, the newest of this run.
+void prune_checkpoints(const std::string& output_dir, const std::string& saved, const RunState& state, const KeptCheckpoints& kept);
+
+// What a run that begins now is called (RunState::run): the time in nanoseconds, or more where the folder has a run that is called so or
+// later, be it that the clock was set back. So the largest number is always the run that was begun last.
+int64_t next_run(const std::string& output_dir);
 
 // Called before the tensors of the checkpoint in `folder` are read, for what they are read into and for content.unchanged. Where they are
 // in a state file, that is `table`'s, found at `path` (else null); true says that the run goes on with this file.
@@ -102,6 +117,12 @@ using BeforeLoad = std::function<bool(const SlotTable* table, const std::string&
 // Error(io) where the newest may be but can't be read, Error(usage) where there is none, or none of this model.
 Loaded load_checkpoint(const std::string& output_dir, const CheckpointContent& content, const Note& note, const std::string& nvme_path = {},
                        const BeforeLoad& before = nullptr, const std::string& only = {});
+
+// Reads the checkpoint in `folder` into the content's tensors, which are those of the run that has saved it, at any moment of it. Throws
+// Error(corrupt or io).
+void reload_checkpoint(const std::string& folder, const RunState& of, const CheckpointContent& content, const std::string& nvme_path);
+// Whether its tensors are in a state file.
+bool is_in_state_file(const std::string& folder);
 
 // What the checkpoint in `folder` says of its run; none where it can't be read.
 std::optional<RunState> saved_state(const std::string& folder);

@@ -2,7 +2,7 @@
 
 #include <fmt/format.h>
 
-#include <chrono>
+#include <algorithm>
 #include <map>
 #include <string>
 
@@ -25,11 +25,17 @@ std::string differences(const std::map<std::string, std::string>& now, const std
   return text;
 }
 
+// By hashes of the data to train on and, behind them, of a validation file, where one was opened.
+bool is_other_data(const std::string& hash, const std::string& saved) {
+  const size_t both = std::min(hash.size(), saved.size());
+  return hash.compare(0, both, saved, 0, both) != 0;
+}
+
 void note_differences(const Job& job, std::map<std::string, std::string> settings, std::map<std::string, std::string> saved,
                       const Note& note) {
   // Checkpoints of earlier versions have none.
   const auto hash = settings.extract(kDataHashSetting), saved_hash = saved.extract(kDataHashSetting);
-  if (saved_hash && saved_hash.mapped() != hash.mapped() && saved["data"] == settings["data"]) {
+  if (saved_hash && is_other_data(hash.mapped(), saved_hash.mapped()) && saved["data"] == settings["data"]) {
     note(fmt::format("{}: holds other data than when the run was saved: from here on the run differs from an uninterrupted one",
                      job.options.data));
   }
@@ -54,9 +60,7 @@ void settle_cursor(RunState& state, const JobData& data, const Note& note) {
 
 RunState load_run(const Job& job, RunFolder& folder, Runtime& runtime, const Note& note) {
   const RunStart& start = folder.start();
-  const int64_t now = std::chrono::duration_cast<std::chrono::nanoseconds>(std::chrono::system_clock::now().time_since_epoch()).count();
   RunState state;
-  state.run = now;
   if (!start.is_resumed()) {
     runtime.open_files(start, {});
     runtime.load_weights(Runtime::Weights::all);
@@ -65,7 +69,6 @@ RunState load_run(const Job& job, RunFolder& folder, Runtime& runtime, const Not
   const Loaded loaded = folder.load(runtime, note);
   note_differences(job, runtime.content().settings, loaded.settings, note);
   state = loaded.state;
-  if (start.is_branch) state.run = now;  // the newest from here on, whatever else is in the folder
   settle_cursor(state, job.data, note);
   note(fmt::format("resumed from {} after step {}", loaded.path, state.step));
   return state;

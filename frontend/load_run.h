@@ -9,8 +9,9 @@
 
 namespace ort_train {
 
-// Opens the files on the disk and fills the runtime's tensors; returns where the run begins. Notes what makes the run differ from an
-// uninterrupted one: other data or settings than its checkpoint's. Throws Error: data, io, corrupt, usage.
+// Opens the files on the disk and fills the runtime's tensors; returns where the run begins (RunFolder::number_run() is yet to come). Notes
+// what makes the run differ from an uninterrupted one: other data or settings than its checkpoint's. Throws Error: data, io, corrupt,
+// usage.
 RunState load_run(const Job& job, RunFolder& folder, Runtime& runtime, const Note& note);
 
 }  // namespace ort_train

@@ -4,6 +4,7 @@
 #include <cstring>
 #include <filesystem>
 #include <nlohmann/json.hpp>
+#include <utility>
 
 #include "frontend/file.h"
 #include "graph/error.h"
@@ -20,29 +21,37 @@ std::string log_failure(const std::string& path, const char* what) {
   return fmt::format("{}: the log can't be {}: {}", path, what, errno != 0 ? std::strerror(errno) : "the system doesn't say why");
 }
 
-// Where the lines of the first `done` steps end.
-int64_t end_of_step(const std::string& path, int64_t done) {
+// Where the lines of the first `done` steps end, and the last one's step.
+struct LogEnd {
+  int64_t bytes = 0, step = 0;
+};
+LogEnd end_of_step(const std::string& path, int64_t done) {
   std::ifstream file(path, std::ios::binary);
-  int64_t end = 0;
+  LogEnd end;
   for (std::string line; std::getline(file, line) && !file.eof();) {
     const Json json = Json::parse(line, nullptr, /*allow_exceptions=*/false);
     const auto step = json.is_object() ? json.find("step") : json.end();
     if (!json.is_object() || step == json.end() || !step->is_number_integer() || step->get<int64_t>() > done) break;
-    end += static_cast<int64_t>(line.size()) + 1;
+    end.bytes += static_cast<int64_t>(line.size()) + 1;
+    end.step = step->get<int64_t>();
   }
   return end;
 }
 
 }  // namespace
 
-StepLog::StepLog(const std::string& path, int64_t done) : path_(path) {
+StepLog::StepLog(const std::string& path, int64_t done, bool last_follows) : path_(path) {
   if (path.empty()) return;
   make_folders(folder_of(path));
   std::error_code code;
+  const int64_t written = done - (last_follows ? 1 : 0);
+  LogEnd end;
   if (done > 0 && std::filesystem::is_regular_file(path, code)) {
-    std::filesystem::resize_file(path, static_cast<uintmax_t>(end_of_step(path, done)), code);
+    end = end_of_step(path, written);
+    std::filesystem::resize_file(path, static_cast<uintmax_t>(end.bytes), code);
     if (code) throw error(ErrorCode::io, "{}: can't be shortened: {}", path, code.message());
   }
+  skips_next_ = last_follows && end.step != written;
   errno = 0;
   file_.open(path, std::ios::binary | (done > 0 ? std::ios::app : std::ios::trunc));
   if (!file_) throw Error(ErrorCode::io, log_failure(path, "written"));
@@ -69,20 +78,31 @@ void StepLog::line(const std::string& text) {
   if (!file_) failure_ = log_failure(path_, "written");
 }
 
-void StepLog::step(const StepReport& report, std::optional<double> eval_loss) {
+std::string StepLog::line_of(const StepReport& report) {
   Json json{{"step", report.step},
+            {"total_steps", report.total_steps},
+            {"epoch", report.epoch},
             {"loss", report.loss},
             {"grad_norm", report.grad_norm},
             {"learning_rate", report.learning_rate},
             {"ms", report.milliseconds},
             {"tokens_per_second", report.tokens_per_second},
             {"computing_ms", report.computing_milliseconds},
-            {"waiting_ms", report.waiting_milliseconds}};
+            {"waiting_ms", report.waiting_milliseconds},
+            {"remaining_seconds", report.seconds_left}};
   if (report.loss_scale > 0) {
     json["loss_scale"] = report.loss_scale;
     json["skipped"] = report.skipped;
   }
-  if (eval_loss) json["eval_loss"] = *eval_loss;
+  return json.dump();
+}
+
+void StepLog::step(const std::string& line_of_step, std::optional<double> eval_loss) {
+  if (std::exchange(skips_next_, false)) return;
+  if (!eval_loss) return line(line_of_step);
+  Json json = Json::parse(line_of_step, nullptr, /*allow_exceptions=*/false);
+  if (!json.is_object()) return;  // it is from a checkpoint
+  json["eval_loss"] = *eval_loss;
   line(json.dump());
 }
 
@@ -108,9 +128,12 @@ void StepLog::summary(const Summary& summary) {
               {"skipped_steps", summary.skipped_steps},
               {"loss_scale", summary.loss_scale},
               {"stopped", summary.stopped},
+              {"early_stopped", summary.early_stopped},
               {"first_loss", summary.first_loss},
               {"last_loss", summary.last_loss},
               {"eval_loss", summary.eval_loss},
+              {"best_eval_loss", summary.best_eval_loss},
+              {"best_step", summary.best_step},
               {"seconds", summary.seconds},
               {"ms_per_step", summary.milliseconds_per_step},
               {"computing_ms_per_step", summary.computing_milliseconds},

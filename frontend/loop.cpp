@@ -63,6 +63,7 @@ void Loop::prepare_to_read_weights() {
 // --- what only reads --------------------------------------------------------------------------------------------------------------------
 
 EvalReport Loop::evaluate() {
+  if (!job_.data.no_valid.empty()) throw error(ErrorCode::data, "there is no held-out data to evaluate on: {}", job_.data.no_valid);
   if (job_.data.valid_samples.data == nullptr) {
     throw error(ErrorCode::usage, "there is no held-out data to evaluate on: give `eval_steps`, or a folder with train and valid as data");
   }
@@ -73,6 +74,7 @@ EvalReport Loop::evaluate() {
 
 std::string Loop::sample(const Continuation& wanted) {
   if (!job_.data.sets.vocabulary) throw error(ErrorCode::usage, "writing text needs a job whose `data` is a .txt file");
+  if (!job_.graphs.text_output) throw Error(ErrorCode::unsupported, job_.graphs.no_text);
   prepare_to_read_weights();
   return sample_text(job_, planned_.set, runtime_, wanted, stop_);
 }
@@ -86,17 +88,39 @@ std::map<std::string, std::vector<float>> Loop::predict(const std::map<std::stri
 
 // --- saving -----------------------------------------------------------------------------------------------------------------------------
 
-void Loop::save(bool note_it) {
-  runtime_.check_usable();
-  const std::string notes[] = {folder_.reclaim(state_.run), note_changed_data()};  // told once the run is saved: callbacks may throw
+Loop::Saved Loop::save(const Save& how) {
+  if (!how.after_failure) runtime_.check_usable();
+  Saved saved;
+  const auto tell_later = [&](std::string text) {  // callbacks may throw
+    if (!text.empty()) saved.notes.push_back(std::move(text));
+  };
+  tell_later(folder_.reclaim(state_.run));
+  tell_later(note_changed_data());
   steps_.apply_deferred();
-  StateFile* const slots = runtime_.fill_slots();
-  folder_.save(runtime_, slots, state_);
-  for (const std::string& text : notes) {
-    if (!text.empty()) note(text);
+  StateFile* const slots = how.written_out ? nullptr : runtime_.fill_slots();
+  const bool in_slots = how.written_out ? has_state_file() : slots != nullptr;
+  try {
+    folder_.save(runtime_, slots, state_, folder_.kept(state_, in_slots, how.ends_run));
+  } catch (const Error& problem) {
+    // A state file whose slots were not published takes no more writes, so the steps of such a run can't go on.
+    if (!how.may_fail || slots != nullptr || problem.code() != ErrorCode::io) throw;
+    saved.failure = problem.what();
   }
-  if (const std::string text = folder_.note_links(slots); !text.empty()) note(text);
-  if (note_it) note(fmt::format("saved {}", folder_.last_checkpoint()));
+  tell_later(folder_.note_links(slots));
+  return saved;
+}
+
+void Loop::load_best() {
+  try {
+    steps_.apply_deferred();
+    folder_.load_best(runtime_, state_);
+  } catch (const Error& problem) {
+    runtime_.fail(problem.what());
+    throw error(problem.code(),
+                "the weights of the lowest held-out loss, after step {}, can't be loaded: {}; the run is saved in {}: with `resume` and "
+                "without `load_best_model_at_end` it ends with the weights of its last step",
+                state_.held_out.best_step, problem.what(), folder_.last_checkpoint());
+  }
 }
 
 // Samples are read where the data's file has them, step by step, so that others come if somebody writes to it meanwhile.
@@ -113,10 +137,13 @@ std::string Loop::note_changed_data() {
   return fmt::format("{}: was written to during the run: samples read now or recently may differ from those at its start", options_.data);
 }
 
-Error Loop::error_with_last_save(ErrorCode code, int64_t step, const std::string& why) const {
+std::string Loop::last_save() const {
   const std::string& last = folder_.last_checkpoint();
-  return error(code, "step {}: {}; {}", step, why,
-               last.empty() ? "nothing was saved before" : "the last good state is " + last + " (`resume`)");
+  return last.empty() ? "nothing was saved before" : "the last good state is " + last + " (`resume`)";
+}
+
+Error Loop::error_with_last_save(ErrorCode code, int64_t step, const std::string& why) const {
+  return error(code, "step {}: {}; {}", step, why, last_save());
 }
 
 }  // namespace ort_train

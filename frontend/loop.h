@@ -1,7 +1,7 @@
 // Loop: the steps of a run, and what is asked of its weights between them. In go a job in memory (Runtime) and the output folder; out come
 // the reports of steps and evaluations, checkpoints, and in the end the new model.
 //
-// A step reads its batches, runs the entries that compute and update, settles the loss scale, reports, evaluates and saves where that is
+// A step reads its batches, runs the entries that compute and update, settles the loss scale, reports, saves and evaluates where that is
 // due (loop_training.cpp).
 
 #pragma once
@@ -43,10 +43,24 @@ class Loop {
 
   void prepare();                  // takes the memory and loads the run into it, once; throws, too, where that has failed before
   void prepare_to_read_weights();  // prepares, and makes the deferred update, so that readers see the weights after the last step
-  void save(bool note_it);
+  struct Save {
+    bool written_out = false;    // as files of its own, also where the run has a state file
+    bool ends_run = false;       // it is the last
+    bool may_fail = false;       // and the run goes on, where it can
+    bool after_failure = false;  // of a step that has changed nothing yet (Steps::are_whole)
+  };
+  struct Saved {
+    std::vector<std::string> notes{};  // for the user
+    std::string failure{};             // why it couldn't be written; empty: it was
+  };
+  // Throws Error: io, unless it may fail; usage, where the runtime can't be used any more.
+  Saved save(const Save& how);
+  bool has_state_file() const { return runtime_.disk() != nullptr && runtime_.disk()->state() != nullptr; }
+  void load_best();                 // the weights and optimizer state of the lowest held-out loss
   std::string note_changed_data();  // for the user, once, or nothing
   void note(const std::string& text) const;
-  Error error_with_last_save(ErrorCode code, int64_t step, const std::string& why) const;  // says what was saved last
+  std::string last_save() const;  // what was saved last, as the end of a sentence
+  Error error_with_last_save(ErrorCode code, int64_t step, const std::string& why) const;
 
   const Job& job_;
   const Options& options_;

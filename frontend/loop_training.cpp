@@ -1,5 +1,6 @@
-// Loop::Training, a call of train(): steps until the last one, request_stop(), a callback that throws, or a log that can't be written. Then
-// the run is saved, the new model and the reports of the end are written, and the summary is made.
+// Loop::Training, a call of train(): steps until the last one, held-out losses that don't get better any more, request_stop(), a callback
+// that throws, or a log that can't be written. Then the run is saved, the new model and the reports of the end are written, and the summary
+// is made.
 
 #include <fmt/format.h>
 
@@ -52,7 +53,7 @@ class Loop::Training {
       : loop_(loop),
         state_(loop.state_),
         options_(loop.options_),
-        log_(options_.log_file, state_.step),
+        log_(options_.log_file, state_.step, /*last_follows=*/!state_.held_out.log_line.empty()),
         seconds_before_(state_.seconds),
         saved_step_(loop.folder_.start().is_resumed() ? state_.step : -1),
         saves_gradients_(!options_.save_gradients.empty()) {
@@ -67,6 +68,15 @@ class Loop::Training {
   template <typename Report> void tell(const std::function<void(const Report&)>& callback, const Report& report);
   void tell(const std::string& text) { tell(loop_.callbacks_.on_note, text); }
 
+  // Whether the run is over, whatever else may end it.
+  bool is_done() const { return state_.step >= total_steps() || ends_early(); }
+  bool ends_early() const {
+    return options_.early_stopping_patience > 0 && state_.held_out.without_better >= options_.early_stopping_patience;
+  }
+
+  void begin();
+  [[noreturn]] void leave(const Error& problem);
+
   // A step, in this order.
   void step();
   UpdateNumbers update_numbers() const;
@@ -75,11 +85,19 @@ class Loop::Training {
   StepReport report_of(int64_t step, const StepResult& result, const UpdateNumbers& update, const StepBatches& batches) const;
   void settle_loss_scale(const StepReport& report, const StepResult& result);  // throws Error(diverged)
   void advance(const StepBatches& batches, double loss);
-  std::optional<double> evaluate();
+  void record(const StepReport& report);
   void save_where_due();
+  void evaluate_and_log(const std::string& line);
+  std::optional<double> evaluate();
+
+  bool evaluates_after(int64_t step) const;
+  bool save(const Save& how);  // false where it failed, and may
+  void check_best();
+  void keep_best(const HeldOutState& before);
 
   // The end.
   void finish();
+  void take_best();
   void write_reports();
   void tell_of_skipped_steps();
   void summarize();
@@ -96,10 +114,13 @@ class Loop::Training {
   Summary summary_;
   const Clock::time_point begin_ = Clock::now();
   const double seconds_before_;
-  int64_t saved_step_;
+  int64_t saved_step_;      // of the newest checkpoint
+  bool has_saved_ = false;  // it is from this call
+  bool is_saving_ = false;
   bool saves_gradients_;
-  std::string report_failure_;  // why a report of the end isn't there
-  std::exception_ptr thrown_;   // by a callback
+  std::optional<int64_t> weights_step_;  // of the weights that were taken at the end
+  std::string report_failure_;           // why a report of the end isn't there
+  std::exception_ptr thrown_;            // by a callback
   StepTimes times_;
 };
 
@@ -125,6 +146,7 @@ Summary Loop::train() {
     under_way.goes_on = true;
     throw;
   }
+  folder_.number_run(state_);
   folder_.make_room(runtime_, state_);
   Training training(*this);
   trained_ = true;
@@ -132,17 +154,11 @@ Summary Loop::train() {
 }
 
 Summary Loop::Training::run() {
-  const Schedule& schedule = loop_.job_.schedule;
-  const int64_t total = total_steps();
-  // An evaluation that the schedule would have seen, but the run was interrupted before or in it.
-  if (schedule.follows_loss() && state_.step < total && state_.step > state_.schedule.step && state_.step % options_.eval_steps == 0)
-    evaluate();
   try {
-    while (state_.step < total && goes_on()) step();
+    begin();
+    while (!is_done() && goes_on()) step();
   } catch (const Error& problem) {
-    // A device that was lost takes the run with it.
-    if (problem.code() != ErrorCode::device && problem.code() != ErrorCode::internal) throw;
-    throw loop_.error_with_last_save(problem.code(), state_.step + 1, problem.what());
+    leave(problem);
   }
   summary_.seconds = seconds_since(begin_);
   finish();
@@ -152,7 +168,46 @@ Summary Loop::Training::run() {
   if (failure.empty()) return summary_;
   if (!summary_.stopped) throw error(ErrorCode::io, "{}; all steps are done, and the result is in {}", failure, summary_.model_path);
   throw error(ErrorCode::io, "{}; after step {} of {}, the run is saved in {}: go on with `resume` when that can be written", failure,
-              state_.step, total, loop_.folder_.last_checkpoint());
+              state_.step, total_steps(), loop_.folder_.last_checkpoint());
+}
+
+// What a resumed run does before its first step: the evaluation that was due after the last one, which was saved before it. It is part of
+// the run: schedules, early stopping and the log see what they see in an uninterrupted one.
+void Loop::Training::begin() {
+  check_best();
+  HeldOutState& held_out = state_.held_out;
+  // Checkpoints of earlier versions say only up to where the schedule has seen the loss.
+  const bool was_unseen = !held_out.best && held_out.without_better == 0 && loop_.job_.schedule.follows_loss() &&
+                          state_.step > state_.schedule.step && state_.step < total_steps() && state_.step % options_.eval_steps == 0;
+  held_out.is_due = (held_out.is_due || was_unseen) && evaluates_after(state_.step);
+  const std::string line = held_out.log_line;
+  if (held_out.is_due)
+    evaluate_and_log(line);
+  else if (!line.empty())
+    log_.step(line);
+  if (!held_out.is_due) held_out.log_line.clear();
+}
+
+// An Error ends the run. What it has computed since the last checkpoint is saved first, unless the step that failed may have changed some
+// of it: updates are made as early as in the backward pass. A device that was lost takes the run with it, and weights that have diverged
+// are not worth keeping.
+void Loop::Training::leave(const Error& problem) {
+  if (problem.code() == ErrorCode::device || problem.code() == ErrorCode::internal)
+    throw loop_.error_with_last_save(problem.code(), state_.step + 1, problem.what());
+  if (is_saving_ || problem.code() == ErrorCode::diverged || state_.step == 0) throw;
+  std::string failure;
+  if (saved_step_ != state_.step && options_.save_steps > 0 && loop_.steps_.are_whole(problem)) {
+    try {
+      save({.after_failure = true});
+    } catch (const std::exception& another) {
+      failure = fmt::format("; the run can't be saved after step {}, either: {}", state_.step, another.what());
+    }
+  }
+  if (loop_.steps_.has_begun()) loop_.runtime_.fail(fmt::format("a step ended half way: {}", problem.what()));
+  if (saved_step_ == state_.step)
+    throw error(problem.code(), "{}; the run is saved after step {} of {} in {}: go on with `resume` when that is put right",
+                problem.what(), state_.step, total_steps(), loop_.folder_.last_checkpoint());
+  throw error(problem.code(), "{}{}; {}", problem.what(), failure, loop_.last_save());
 }
 
 template <typename Report> void Loop::Training::tell(const std::function<void(const Report&)>& callback, const Report& report) {
@@ -178,9 +233,7 @@ void Loop::Training::step() {
   if (report.skipped && !anomaly.empty()) tell(fmt::format("step {} is skipped: {}", step, anomaly));
   if (!result.any_label_counted) tell(fmt::format("step {}: all of its labels are ignored, so its gradients are zero", step));
   tell(loop_.callbacks_.on_step, report);
-  const bool evaluates = !thrown_ && options_.eval_steps > 0 && (step % options_.eval_steps == 0 || step == total_steps());
-  log_.step(report, evaluates ? evaluate() : std::nullopt);
-  save_where_due();
+  record(report);
 }
 
 UpdateNumbers Loop::Training::update_numbers() const {
@@ -236,7 +289,9 @@ StepReport Loop::Training::report_of(int64_t step, const StepResult& result, con
           .tokens_per_second = static_cast<double>(batches.tokens) / times_.last().seconds,
           .peak_share = plan.machine_flops > 0 ? of_a_whole_step * plan.flops_per_step / times_.last().seconds / plan.machine_flops : 0,
           .resident_bytes = loop_.callbacks_.on_step ? process_memory().resident : 0,
-          .seconds_left = times_.mean().seconds * steps_left};
+          .seconds_left = times_.mean().seconds * steps_left,
+          .epoch = static_cast<double>(batches.epoch) +
+                   static_cast<double>(batches.index) / static_cast<double>(job.data.batching(job.data.train_samples).usable())};
 }
 
 void Loop::Training::settle_loss_scale(const StepReport& report, const StepResult& result) {
@@ -244,7 +299,7 @@ void Loop::Training::settle_loss_scale(const StepReport& report, const StepResul
   std::string wrong = loop_.job_.model.scaling.update(scale, std::isfinite(result.grad_norm));
   if (!report.skipped) wrong = why_not_finite(result, report.step);
   if (!wrong.empty()) {
-    log_.step(report);
+    log_.step(StepLog::line_of(report));
     throw loop_.error_with_last_save(ErrorCode::diverged, report.step, wrong);
   }
   state_.loss_scale = scale;
@@ -269,44 +324,146 @@ void Loop::Training::advance(const StepBatches& batches, double loss) {
   state_.tokens += batches.tokens;
   state_.seconds = seconds_before_ + seconds_since(begin_);
   remember(state_, loss);
+  state_.held_out.is_due = evaluates_after(state_.step);
+  loop_.steps_.end_step();
+}
+
+bool Loop::Training::evaluates_after(int64_t step) const {
+  return options_.eval_steps > 0 && step <= total_steps() && (step % options_.eval_steps == 0 || step == total_steps());
+}
+
+// The step's line in the log, its checkpoint and its evaluation, which comes last: held-out data that can't be used cost no step that was
+// made. Who resumes from a checkpoint makes the evaluation anew (begin()), and adds it to the line, which the checkpoint has.
+void Loop::Training::record(const StepReport& report) {
+  const std::string line = StepLog::line_of(report);
+  const bool evaluates = state_.held_out.is_due;
+  state_.held_out.log_line = evaluates ? line : std::string();
+  if (!evaluates) log_.step(line);
+  save_where_due();
+  if (evaluates) evaluate_and_log(line);
+}
+
+// Also the last step, which finish() would save otherwise, before its evaluation.
+void Loop::Training::save_where_due() {
+  const bool is_last = state_.step == total_steps();
+  const bool is_due = options_.save_steps > 0 && state_.step % options_.save_steps == 0;
+  if (is_due || (is_last && state_.held_out.is_due)) save({.ends_run = is_last, .may_fail = !is_last});
+}
+
+// In between, a run whose state is in memory goes on without a checkpoint that can't be written: what was saved before is still there, the
+// disk may have room again when the next one is due, and ending the run would lose what it has computed since.
+bool Loop::Training::save(const Save& how) {
+  is_saving_ = true;
+  const Saved saved = loop_.save(how);
+  is_saving_ = false;
+  if (saved.failure.empty()) {
+    saved_step_ = state_.step;
+    has_saved_ = true;
+  }
+  for (const std::string& note : saved.notes) tell(note);
+  if (saved.failure.empty())
+    tell(fmt::format("saved {}", loop_.folder_.last_checkpoint()));
+  else
+    tell(fmt::format("step {} could not be saved: {}; the run goes on, and tries again when a checkpoint is due; {}", state_.step,
+                     saved.failure, loop_.last_save()));
+  return saved.failure.empty();
+}
+
+// `line`: of the step, for the log; empty: there is none.
+void Loop::Training::evaluate_and_log(const std::string& line) {
+  const HeldOutState before = state_.held_out;
+  const auto log = [&](std::optional<double> loss) {
+    if (!line.empty()) log_.step(line, loss);
+  };
+  std::optional<double> loss;
+  try {
+    if (!thrown_) loss = evaluate();
+  } catch (...) {
+    log(std::nullopt);
+    throw;
+  }
+  log(loss);
+  if (loss) keep_best(before);
 }
 
 // The loss; none where it was ended. A schedule that follows the loss sees it, but not the one at the end, which a longer run doesn't have.
 std::optional<double> Loop::Training::evaluate() {
   const EvalReport evaluated = loop_.evaluate();
   const Schedule& schedule = loop_.job_.schedule;
-  const bool was_ended = std::isnan(evaluated.loss) && loop_.stop_.load(std::memory_order_relaxed);
-  if (schedule.follows_loss() && evaluated.step % options_.eval_steps == 0 && !was_ended) {
+  if (std::isnan(evaluated.loss) && loop_.stop_.load(std::memory_order_relaxed)) return std::nullopt;
+  if (schedule.follows_loss() && evaluated.step % options_.eval_steps == 0) {
     schedule.def->observe(schedule, state_.schedule, evaluated.loss);
     state_.schedule.step = evaluated.step;
   }
-  if (was_ended) return std::nullopt;
+  state_.held_out.observe(evaluated.step, evaluated.loss, options_.early_stopping_threshold);
+  state_.held_out.is_due = false;
+  state_.held_out.log_line.clear();
   summary_.eval_loss = evaluated.loss;
   tell(loop_.callbacks_.on_eval, evaluated);
   return evaluated.loss;
 }
 
-void Loop::Training::save_where_due() {
-  if (options_.save_steps <= 0 || state_.step % options_.save_steps != 0) return;
-  loop_.save(/*note_it=*/false);
-  saved_step_ = state_.step;
-  tell(fmt::format("saved {}", loop_.folder_.last_checkpoint()));
+// --- the lowest held-out loss -----------------------------------------------------------------------------------------------------------
+
+// Whether the weights of the lowest loss so far are there, as a checkpoint that nothing overwrites: the slots of a state file are those of
+// the newest checkpoints.
+void Loop::Training::check_best() {
+  HeldOutState& held_out = state_.held_out;
+  if (!options_.load_best_model_at_end || held_out.best_step == 0) return;
+  const bool is_here = held_out.best_step == state_.step;  // the run goes on from it
+  if (is_here && is_done()) return;
+  if (loop_.folder_.has_best(state_, /*written_out=*/loop_.has_state_file())) return;
+  if (is_here && save({.written_out = true, .may_fail = true})) return;
+  tell(fmt::format("the checkpoint of the lowest held-out loss so far ({:.6g} after step {}) isn't in '{}': only later ones count",
+                   held_out.best.value_or(kNoLoss), held_out.best_step, options_.output_dir));
+  held_out.best.reset();
+  held_out.best_step = 0;
+}
+
+// Saves the step if its loss is the lowest, for the end of the run: unless that is here, or it is saved already. `before`: its evaluation.
+void Loop::Training::keep_best(const HeldOutState& before) {
+  HeldOutState& held_out = state_.held_out;
+  if (!options_.load_best_model_at_end || held_out.best_step != state_.step || is_done()) return;
+  if (saved_step_ == state_.step && loop_.folder_.has_best(state_, /*written_out=*/loop_.has_state_file())) return;
+  if (save({.written_out = true, .may_fail = true})) return;
+  tell(fmt::format(
+      "so the weights after step {}, of the lowest held-out loss so far, can't become the result: the lowest of the others counts",
+      state_.step));
+  held_out.best = before.best;  // which is still there
+  held_out.best_step = before.best_step;
 }
 
 // --- the end ----------------------------------------------------------------------------------------------------------------------------
 
 // Saves the run, throws what a callback has thrown, and writes the new model and the reports.
 void Loop::Training::finish() {
-  summary_.stopped = state_.step < total_steps();
-  if (saved_step_ != state_.step) loop_.save(/*note_it=*/!thrown_);
+  const bool lacks_evaluation = options_.load_best_model_at_end && state_.held_out.is_due;  // the last one, which was stopped
+  summary_.stopped = !is_done() || lacks_evaluation;
+  summary_.early_stopped = ends_early() && state_.step < total_steps();
+  // A step that ends the run early was saved before its evaluation said so.
+  if (saved_step_ != state_.step || (summary_.early_stopped && has_saved_)) save({.ends_run = is_done()});
   tell_of_skipped_steps();
   if (thrown_) std::rethrow_exception(thrown_);
   if (!summary_.stopped) {
+    if (summary_.early_stopped)
+      tell(fmt::format("the run ends early, after step {} of {}: {} evaluations without a better loss (`early_stopping_patience`)",
+                       state_.step, total_steps(), state_.held_out.without_better));
+    take_best();
     if (const std::string text = loop_.folder_.reclaim(state_.run); !text.empty()) tell(text);
     summary_.model_path = loop_.folder_.write_model(loop_.runtime_);
   }
   write_reports();
   if (thrown_) std::rethrow_exception(thrown_);
+}
+
+// Of the step with the lowest loss, where the user wants them. The checkpoint of the last step stays that to go on from.
+void Loop::Training::take_best() {
+  const HeldOutState& held_out = state_.held_out;
+  if (!options_.load_best_model_at_end) return;
+  if (held_out.best_step == 0) return tell("no held-out loss is the lowest, so the weights are those of the last step");
+  if (held_out.best_step != state_.step) loop_.load_best();
+  weights_step_ = held_out.best_step;
+  tell(fmt::format("the held-out loss was lowest after step {}: {:.6g}; the weights are of that step", held_out.best_step, *held_out.best));
 }
 
 // A report that can't be written is told of at the end: the run is saved and its model is there by now.
@@ -322,8 +479,9 @@ void Loop::Training::write_reports() {
     loop_.note(fmt::format("wrote {} to {}", what, path));
   };
   write(options_.op_times, "the times of the ops", [&] { loop_.runtime_.write_op_times(); });
-  write(options_.save_optimizer_state, fmt::format("the optimizer's state after step {}", state_.step),
-        [&] { write_optimizer_state(loop_.job_, loop_.planned_, loop_.runtime_.content(), state_.step); });
+  const int64_t step = weights_step_.value_or(state_.step);
+  write(options_.save_optimizer_state, fmt::format("the optimizer's state after step {}", step),
+        [&] { write_optimizer_state(loop_.job_, loop_.planned_, loop_.runtime_.content(), step); });
 }
 
 void Loop::Training::tell_of_skipped_steps() {
@@ -341,6 +499,8 @@ void Loop::Training::summarize() {
   const PlanReport& plan = loop_.report_;
   summary_.steps = state_.step;
   summary_.skipped_steps = state_.loss_scale.skipped;
+  summary_.best_eval_loss = state_.held_out.best.value_or(kNoLoss);
+  summary_.best_step = state_.held_out.best_step;
   summary_.loss_scale = scales_loss() ? static_cast<double>(state_.loss_scale.scale) : 0;
   const size_t count = std::min(averaged(state_.step), state_.last_losses.size());
   summary_.first_loss = mean(std::span(state_.first_losses).first(std::min(count, state_.first_losses.size())));

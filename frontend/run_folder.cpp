@@ -91,6 +91,10 @@ void RunFolder::check_replaced() const {
   refuse_foreign_names(options_.output_dir, first, last);
 }
 
+void RunFolder::number_run(RunState& state) const {
+  if (!start_.is_resumed() || start_.is_branch) state.run = next_run(options_.output_dir);
+}
+
 void RunFolder::make_room(const Runtime& runtime, const RunState& state) const {
   if (start_.is_resumed() && !start_.is_branch)
     remove_superseded(options_.output_dir, last_checkpoint_, static_cast<size_t>(kept_checkpoints(options_, /*in_slots=*/true)));
@@ -100,21 +104,29 @@ void RunFolder::make_room(const Runtime& runtime, const RunState& state) const {
 void RunFolder::check_space(const Runtime& runtime, const RunState& state) const {
   const std::optional<int64_t> free = free_bytes(options_.output_dir);
   if (!free) return;
-  const bool in_slots = has_state_file(runtime);
-  const int64_t kept = kept_checkpoints(options_, in_slots), each = checkpoint_bytes(runtime.content(), in_slots);
+  const bool in_slots = has_state_file(runtime), keeps_best = options_.load_best_model_at_end;
+  const int64_t limit = kept_checkpoints(options_, in_slots), kept = keeps_best && !in_slots ? std::max<int64_t>(limit, 2) : limit;
+  const int64_t each = checkpoint_bytes(runtime.content(), in_slots);
   const int64_t model = options_.adapter_only ? adapter_bytes(job_.model.adapters, job_.model.weights) : export_bytes(job_.model.info);
   const int64_t total = job_.data.total_steps;
   const int64_t every = options_.save_steps > 0 ? options_.save_steps : total;
-  const int64_t saves = state.step >= total ? 0 : total / every - state.step / every + (total % every != 0 ? 1 : 0);
+  int64_t saves = state.step >= total ? 0 : total / every - state.step / every + (total % every != 0 ? 1 : 0);
+  if (keeps_best && !in_slots && state.step < total) saves += total / options_.eval_steps - state.step / options_.eval_steps;
   const CheckpointsThere there = checkpoints_there(options_.output_dir, state.run);
-  const int64_t wanted = space_needed(each, kept, saves, std::min(there.own, kept), there.others_bytes, model);
+  int64_t wanted = space_needed(each, kept, saves, std::min(there.own, kept), there.others_bytes, model);
+  std::string best;
+  if (keeps_best && in_slots && state.step < total) {  // written out as a whole, the next one while the last is there
+    const int64_t whole = checkpoint_bytes(runtime.content());
+    wanted += whole * (has_best(state, /*written_out=*/true) ? 1 : 2);
+    best = fmt::format(", that of the lowest held-out loss takes {}", whole);
+  }
   if (*free >= wanted) return;
   throw error(
       ErrorCode::io,
       "{}: the disk has {} bytes left, and this run needs {}: its checkpoints take {} bytes each, of which {} are kept and one more is "
-      "there while it is written, and what is written at the end takes {}: free some, keep fewer (`save_total_limit`), or choose another "
+      "there while it is written{}, and what is written at the end takes {}: free some, keep fewer (`save_total_limit`), or choose another "
       "`output_dir`",
-      options_.output_dir, *free, wanted, each, kept, model);
+      options_.output_dir, *free, wanted, each, kept, best, model);
 }
 
 // --- saving -----------------------------------------------------------------------------------------------------------------------------
@@ -136,19 +148,38 @@ std::string RunFolder::reclaim(int64_t run) {
                      options_.output_dir);
 }
 
-void RunFolder::save(const Runtime& runtime, StateFile* slots, const RunState& state) {
-  const auto kept = static_cast<size_t>(kept_checkpoints(options_, slots != nullptr));
-  last_checkpoint_ = save_checkpoint(options_.output_dir, state, runtime.content(), kept, slots,
-                                     /*ends_run=*/state.step == job_.data.total_steps);
+void RunFolder::save(const Runtime& runtime, StateFile* slots, const RunState& state, const KeptCheckpoints& kept) {
+  last_checkpoint_ = save_checkpoint(options_.output_dir, state, runtime.content(), kept, slots);
+}
+
+KeptCheckpoints RunFolder::kept(const RunState& state, bool in_slots, bool ends_run) const {
+  return {.count = static_cast<size_t>(kept_checkpoints(options_, in_slots)),
+          .best_step = options_.load_best_model_at_end ? state.held_out.best_step : 0,
+          .ends_run = ends_run};
 }
 
 std::string RunFolder::note_links(const StateFile* slots) {
-  if (slots == nullptr || has_noted_links_ || slots->names() <= 1 + std::ssize(find_checkpoints(options_.output_dir))) return {};
+  if (slots == nullptr || has_noted_links_) return {};
+  const std::vector<CheckpointFolder> found = find_checkpoints(options_.output_dir);
+  const auto in_slots = std::count_if(found.begin(), found.end(), [](const CheckpointFolder& of) { return is_in_state_file(of.path); });
+  if (slots->names() <= 1 + in_slots) return {};
   has_noted_links_ = true;
   return fmt::format(
       "a checkpoint was moved out of '{}', or hard-linked: its state is in the file that this run goes on writing, so the next steps "
       "overwrite it: copy checkpoints instead",
       options_.output_dir);
+}
+
+// --- the checkpoint of the lowest held-out loss -----------------------------------------------------------------------------------------
+
+bool RunFolder::has_best(const RunState& state, bool written_out) const {
+  if (state.held_out.best_step == 0) return false;
+  const std::string path = checkpoint_path_of(options_.output_dir, state.held_out.best_step);
+  return is_our_checkpoint(path) && is_of_run(path, state.run) && !(written_out && is_in_state_file(path));
+}
+
+void RunFolder::load_best(const Runtime& runtime, const RunState& state) const {
+  reload_checkpoint(checkpoint_path_of(options_.output_dir, state.held_out.best_step), state, runtime.content(), options_.nvme_path);
 }
 
 // --- the result -------------------------------------------------------------------------------------------------------------------------
@@ -162,6 +193,12 @@ std::string RunFolder::write_model(const Runtime& runtime) const {
   for (Weight& weight : weights) {
     if (runtime.is_unchanged(weight) && is_narrowed(weight)) weight.dtype = DType::float32;
   }
+  std::erase_if(weights, [&](const Weight& weight) {  // stays as it is: written, it would be stored in another way
+    const auto any = [&](const auto& is) { return std::any_of(weight.places.begin(), weight.places.end(), is); };
+    return any([](const WeightPlace& place) { return place.integers != nullptr; }) &&
+           !any([](const WeightPlace& place) { return place.added; }) && runtime.is_unchanged(weight) &&
+           !is_merged(model.adapters, weight.parameter);
+  });
   const auto originals = [&](const std::string& name, const ByteSink& sink) {
     return runtime.read_original(weight_named(model.weights, name), sink);
   };

@@ -36,6 +36,9 @@ class RunFolder {
   // replace what it may not.
   void open();
   void close() { lock_.reset(); }
+  // Gives a run that doesn't go on with its checkpoint's own a number (RunState::run) above all that are in the folder, which is locked: a
+  // call before train() may have read the weights while another process trained there.
+  void number_run(RunState& state) const;
   // Removes checkpoints that the one it goes on from has superseded. Throws Error(io) where the disk has no room for what will be written.
   void make_room(const Runtime& runtime, const RunState& state) const;
 
@@ -43,11 +46,18 @@ class RunFolder {
   // Somebody may have moved or removed the folder: then makes and locks a new one of that name. Returns a note for the user, or nothing.
   // Throws Error(io) where another run has saved there meanwhile.
   std::string reclaim(int64_t run);
-  // Writes a checkpoint, and removes the oldest. `slots`: Runtime::fill_slots().
-  void save(const Runtime& runtime, StateFile* slots, const RunState& state);
+  // Writes a checkpoint, and removes the oldest. `slots`: Runtime::fill_slots(), or null where it is to be written out. `kept`: as below.
+  void save(const Runtime& runtime, StateFile* slots, const RunState& state, const KeptCheckpoints& kept);
+  // What is kept beside a new checkpoint. `in_slots`: the run's checkpoints are in its state file.
+  KeptCheckpoints kept(const RunState& state, bool in_slots, bool ends_run) const;
   // Whether a checkpoint was moved elsewhere or linked, though the run goes on writing to its state. A note for the user, once, or nothing.
   std::string note_links(const StateFile* slots);
   const std::string& last_checkpoint() const { return last_checkpoint_; }  // the last that was saved or read; empty: none
+
+  // --- the checkpoint of the lowest held-out loss (HeldOutState::best_step)
+  // Whether the run has it here. `written_out`: and not in a state file.
+  bool has_best(const RunState& state, bool written_out) const;
+  void load_best(const Runtime& runtime, const RunState& state) const;
 
   // --- the result
   // Writes the trained model, or with Options::adapter_only the adapter alone; returns its path.

@@ -1,7 +1,6 @@
 #include "frontend/steps.h"
 
 #include <algorithm>
-#include <array>
 #include <cstring>
 #include <limits>
 
@@ -9,11 +8,43 @@
 #include "exec/random.h"
 #include "frontend/save_tensors.h"
 #include "graph/error.h"
+#include "graph/op_def.h"
 
 namespace ort_train {
+namespace {
+
+// Whether a node changes what a checkpoint has: a weight, optimizer state or a running statistic.
+bool changes_state(const Graph& graph, const Node& node) {
+  return std::any_of(node.op->writes.begin(), node.op->writes.end(), [&](const Alias& write) {
+    const ValueId written = node.inputs[static_cast<size_t>(write.input)];
+    if (written == kNone) return false;
+    const ValueKind kind = graph.value(written).kind;
+    return kind == ValueKind::parameter || kind == ValueKind::optimizer_state;
+  });
+}
+
+// Of each entry the first instruction that does; as many as it has where none does.
+std::vector<size_t> first_changes(const PlannedJob& planned) {
+  std::vector<size_t> first;
+  for (size_t entry = 0; entry < planned.program.entries.size(); ++entry) {
+    const Graph& graph = planned.set.entries[entry].built.graph;
+    const std::vector<Instruction>& code = planned.program.entries[entry].code;
+    const auto found = std::find_if(code.begin(), code.end(), [&](const Instruction& instruction) {
+      return !is_copy(instruction) && changes_state(graph, graph.node(instruction.node));
+    });
+    first.push_back(static_cast<size_t>(found - code.begin()));
+  }
+  return first;
+}
+
+}  // namespace
 
 Steps::Steps(const Job& job, const PlannedJob& planned, Runtime& runtime)
-    : job_(job), planned_(planned), runtime_(runtime), feeds_(job.data.feeds(planned.set, job.graphs.losses)) {}
+    : job_(job),
+      planned_(planned),
+      runtime_(runtime),
+      feeds_(job.data.feeds(planned.set, job.graphs.losses)),
+      first_changes_(first_changes(planned)) {}
 
 const JobEntry& Steps::entry_for(EntryWanted wanted, const Batch& batch, size_t* index) const {
   const EntrySet& set = planned_.set;
@@ -35,13 +66,39 @@ bool Steps::run(size_t index, const std::atomic<bool>* until) {
   require(!deferred_ || !entry.deferred_scalars.empty(), "a deferred update would be lost");
   runtime_.check_usable();
   if (deferred_) set_update(index, entry.deferred_scalars, entry.deferred_loss_scale, *deferred_);
-  if (!runtime_.run(index, until)) return false;
+  running_ = index;
+  const bool is_complete = runtime_.run(index, until);
+  running_.reset();
+  if (!is_complete) return false;
   deferred_.reset();
+  if (entry.role.kind == EntryKind::train || entry.role.kind == EntryKind::update) {
+    has_begun_ = true;
+    has_changed_state_ = has_changed_state_ || changes_state(index);
+  }
   return true;
 }
 
 void Steps::apply_deferred() {
-  if (deferred_) run(static_cast<size_t>(planned_.set.find({.kind = EntryKind::update})));
+  if (!deferred_) return;
+  run(static_cast<size_t>(planned_.set.find({.kind = EntryKind::update})));
+  end_step();  // that one
+}
+
+// --- after a failure --------------------------------------------------------------------------------------------------------------------
+
+// Before a step's first entry, or while the batches of a later one are read, weights are as the step before left them, unless an entry has
+// changed them: of an accumulating step those do that have live BatchNorms, or begin with the update that the last step deferred and make
+// some of this one's at once. (That of the last step alone would be no harm, but which it was isn't looked at.)
+//
+// Within an entry the order of its instructions decides: an update runs as early as in the backward pass, or forward before its weight's
+// first use. A sample that can't be used (more elements than a selection has places for) is found by the node that reads it. What else
+// fails there, such as the disk, is no ground to trust what memory holds; and an update that is still deferred can't be made any more.
+bool Steps::are_whole(const Error& failure) const {
+  if (has_changed_state_) return false;
+  if (!running_) return true;
+  const int32_t at = runtime_.failed_instruction();
+  const bool is_before = !changes_state(*running_) || (at >= 0 && static_cast<size_t>(at) < first_changes_[*running_]);
+  return failure.code() == ErrorCode::data && !deferred_ && is_before;
 }
 
 Feed::Places Steps::places(size_t index) const {
@@ -70,14 +127,6 @@ void Steps::set_update(size_t index, const std::vector<ValueId>& scalars, ValueI
   }
 }
 
-// Where this run's random numbers are found: exec/random.h.
-void Steps::set_random(size_t index, ValueId input, int64_t number, int64_t first, int64_t samples) {
-  const auto to = input == kNone ? std::span<std::byte>() : runtime_.place(index, input);
-  if (to.empty()) return;
-  const std::array<int64_t, kRandomNumbers> numbers{static_cast<int64_t>(job_.options.seed), number, first, samples};
-  std::memcpy(to.data(), numbers.data(), to.size());
-}
-
 // Each loss's gradient begins with its weight / number of counted labels; of a mean that the model outputs with its samples' share of it.
 void Steps::set_loss_gradients(size_t index, const LossMeans& means, int64_t samples, float loss_scale) {
   const EntryGraph& entry = planned_.set.entries[index].built;
@@ -92,6 +141,7 @@ void Steps::set_loss_gradients(size_t index, const LossMeans& means, int64_t sam
 // --- a step -----------------------------------------------------------------------------------------------------------------------------
 
 StepResult Steps::step(std::span<const Batch> batches, int64_t number, const UpdateNumbers& update, bool save) {
+  running_.reset();  // by an evaluation that failed in a callback, which went on
   LossMeans means = count_labels(batches);
   size_t last = 0;    // the entry that ran last
   int64_t first = 0;  // samples of the step before this batch
@@ -130,7 +180,7 @@ size_t Steps::run_batch(const Batch& batch, int64_t number, int64_t first, const
   feeds_[index]->fill(batch.samples, places(index), here);
   if (planned_.set.micro_batches == 1) means.add_labels(here);
   set_loss_gradients(index, means, std::ssize(batch.samples), update.loss_scale);
-  set_random(index, entry.graph.find_value(kRandomInput), number, first, static_cast<int64_t>(batch.samples.size()));
+  runtime_.set_random(index, number, first, std::ssize(batch.samples));
   set_update(index, entry.scalars, entry.loss_scale, update);
   run(index);
   means.add_losses(entry.losses, std::ssize(batch.samples), here, scalars(index));
@@ -149,7 +199,8 @@ size_t Steps::run_joined(std::span<const Batch> batches, int64_t number, int64_t
     const auto samples = static_cast<int64_t>(batches[i].samples.size());
     feed.fill(
         batches[i].samples, [&](ValueId value) { return runtime_.place(index, entry.values_of_batch[i][value]); }, here[i]);
-    if (random != kNone) set_random(index, entry.values_of_batch[i][random], number, first + static_cast<int64_t>(i) * samples, samples);
+    if (random != kNone)
+      runtime_.set_random(index, number, first + static_cast<int64_t>(i) * samples, samples, entry.values_of_batch[i][random]);
   }
   set_loss_gradients(index, means, std::ssize(batches[0].samples), loss_scale);
   run(index);
@@ -166,6 +217,7 @@ StepResult Steps::finish_step(size_t index, const UpdateNumbers& update, bool sa
   const auto save_gradients = [&] { write_gradients(job_, planned_, runtime_, index, update.loss_scale); };
   const bool used_up = accumulate && !set.strategy.is_deferred();  // the update clears the sums
   if (save && used_up) save_gradients();
+  has_changed_state_ = true;  // or will have, when the update is made
   if (set.strategy.is_deferred()) {
     deferred_ = update;
   } else if (accumulate) {
@@ -188,6 +240,7 @@ Evaluated Steps::evaluate(const std::atomic<bool>& stop) {
   LossMeans means(planned_.set.entries[0].built.losses);
   const int64_t usable = job_.data.batching(range).usable();
   for (int64_t at = 0; at < usable && (limit == 0 || result.batches < limit); ++result.batches) {
+    const int64_t first = at;
     std::vector<int64_t> taken;
     for (; static_cast<int64_t>(taken.size()) < batch_size && at < usable; ++at) taken.push_back(range.begin + at);
     const Batch batch = job_.data.batch_of(range, std::move(taken));
@@ -195,6 +248,7 @@ Evaluated Steps::evaluate(const std::atomic<bool>& stop) {
     const JobEntry& entry = entry_for({.kind = EntryKind::evaluate}, batch, &index);
     std::vector<double> here(means.counted.size());
     feeds_[index]->fill(batch.samples, places(index), here);
+    runtime_.set_random(index, /*step=*/0, first, std::ssize(batch.samples));
     if (!run(index, &stop)) return result;
     means.count_batch(entry.built.losses, std::ssize(batch.samples));
     means.add_labels(here);

@@ -36,7 +36,7 @@ struct CheckpointFolders : testing::Test {
                         .changed = [] {}}};
     content.model = "model";
   }
-  void save(int64_t step, int64_t run = 7) { save_checkpoint(out, {.run = run, .step = step}, content, /*kept=*/2); }
+  void save(int64_t step, int64_t run = 7) { save_checkpoint(out, {.run = run, .step = step}, content, {.count = 2}); }
   int64_t load(const std::string& only = {}) {
     return load_checkpoint(
                out, content, [](const std::string& note) { ADD_FAILURE() << note; }, {}, nullptr, only)

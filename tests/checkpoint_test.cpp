@@ -8,6 +8,7 @@
 #include <unistd.h>
 
 #include <cstring>
+#include <limits>
 #include <optional>
 
 #include "graph/error.h"
@@ -56,11 +57,12 @@ struct CheckpointTest : testing::Test {
             .tokens = 99,
             .seconds = 0.1,
             .first_losses = {1.0 / 3},
-            .last_losses = {2.5, 1e-17}};
+            .last_losses = {2.5, 1e-17},
+            .held_out = {.best = 1.0 / 7, .best_step = 1, .without_better = 2, .is_due = true, .log_line = R"({"step":1,"loss":0.1})"}};
   }
   void save(int64_t step, int64_t run = 7) {
     fill(step);
-    save_checkpoint(out, state(step, run), content, kKept);
+    save_checkpoint(out, state(step, run), content, {.count = kKept});
   }
   // The step of what is loaded, whose tensors must be that step's.
   int64_t load() {
@@ -105,6 +107,11 @@ TEST_F(CheckpointTest, EverythingComesBack) {
   EXPECT_EQ(got.seconds, wanted.seconds);
   EXPECT_EQ(got.first_losses, wanted.first_losses);
   EXPECT_EQ(got.last_losses, wanted.last_losses);
+  EXPECT_EQ(got.held_out.best, wanted.held_out.best);
+  EXPECT_EQ(got.held_out.best_step, wanted.held_out.best_step);
+  EXPECT_EQ(got.held_out.without_better, wanted.held_out.without_better);
+  EXPECT_EQ(got.held_out.is_due, wanted.held_out.is_due);
+  EXPECT_EQ(got.held_out.log_line, wanted.held_out.log_line);
   EXPECT_EQ(loaded.settings, content.settings);
 }
 
@@ -118,10 +125,66 @@ TEST_F(CheckpointTest, TheNewestTwoAreKept) {
   for (const size_t kept : {1, 4}) {
     for (const int64_t step : {21, 22, 23, 24, 25}) {
       fill(step);
-      save_checkpoint(out, state(step), content, kept);
+      save_checkpoint(out, state(step), content, {.count = kept});
     }
     EXPECT_EQ(names().size(), kept);
   }
+}
+
+TEST_F(CheckpointTest, TheBestIsKeptHoweverOldItIs) {
+  const auto save_with = [&](int64_t step, int64_t best, size_t count) {
+    fill(step);
+    save_checkpoint(out, state(step), content, {.count = count, .best_step = best});
+    return names();
+  };
+  using Names = std::vector<std::string>;
+  EXPECT_EQ(save_with(1, 0, 1), (Names{"checkpoint-1"}));
+  EXPECT_EQ(save_with(2, 1, 1), (Names{"checkpoint-1", "checkpoint-2"})) << "the newest is kept, too";
+  EXPECT_EQ(save_with(3, 1, 1), (Names{"checkpoint-1", "checkpoint-3"}));
+  EXPECT_EQ(save_with(4, 1, 3), (Names{"checkpoint-1", "checkpoint-3", "checkpoint-4"})) << "it is one of them";
+  EXPECT_EQ(save_with(5, 1, 2), (Names{"checkpoint-1", "checkpoint-5"}));
+  EXPECT_EQ(save_with(6, 6, 2), (Names{"checkpoint-5", "checkpoint-6"})) << "a better one";
+  EXPECT_EQ(save_with(7, 4, 1), (Names{"checkpoint-7"})) << "one that isn't there";
+  save(2, /*run=*/6);
+  EXPECT_EQ(save_with(8, 2, 1), (Names{"checkpoint-8"})) << "another run's";
+}
+
+// It is read into a run that has gone on since.
+TEST_F(CheckpointTest, IsReloadedByTheRunThatSavedIt) {
+  save(1);
+  save(2);
+  fill(3);
+  const std::string first = out + "/checkpoint-1";
+  reload_checkpoint(first, state(3), content, {});
+  const auto w = weight, m = moment, b = bias;
+  fill(1);
+  EXPECT_EQ(w, weight);
+  EXPECT_EQ(m, moment);
+  EXPECT_EQ(b, bias);
+  const auto code_of_reload = [&](const RunState& of) {
+    try {
+      reload_checkpoint(first, of, content, {});
+    } catch (const Error& problem) {
+      return problem.code();
+    }
+    return ErrorCode::internal;
+  };
+  EXPECT_EQ(code_of_reload(state(3, /*run=*/8)), ErrorCode::corrupt);
+  write_file(first + "/weights.safetensors", "short");
+  EXPECT_EQ(code_of_reload(state(3)), ErrorCode::corrupt);
+  fs::remove_all(first);
+  EXPECT_EQ(code_of_reload(state(3)), ErrorCode::io);
+}
+
+// Whatever the clock says.
+TEST_F(CheckpointTest, ARunThatBeginsIsTheNewest) {
+  const int64_t first = next_run(out);
+  EXPECT_GT(first, 0);
+  const int64_t later = first + int64_t{1'000'000'000'000'000};
+  save(1, later);
+  EXPECT_GT(next_run(out), later);
+  save(2, std::numeric_limits<int64_t>::max());
+  EXPECT_EQ(next_run(out), std::numeric_limits<int64_t>::max());
 }
 
 TEST_F(CheckpointTest, AnotherRunInTheFolderComesFirstAndReplacesTheOldOneOnceItHasTwo) {
@@ -243,7 +306,7 @@ TEST_F(CheckpointTest, AFailedCallLeavesTheLastOneGood) {
     for (int64_t n = 1;; ++n) {
       save(1);
       fill(2);
-      const auto [problem, happened] = with_fault(fault, n, [&] { save_checkpoint(out, state(2), content, kKept); });
+      const auto [problem, happened] = with_fault(fault, n, [&] { save_checkpoint(out, state(2), content, {.count = kKept}); });
       if (!happened) {
         EXPECT_FALSE(problem);
         EXPECT_GT(n, fault == Fault::name_error ? 5 : 10);
@@ -269,7 +332,7 @@ TEST_F(CheckpointTest, AKillAtAnyCallLeavesAGoodOne) {
     const pid_t child = fork();
     if (child == 0) {
       const IoFaults faults(Fault::kill, n);
-      save_checkpoint(out, state(2), content, kKept);
+      save_checkpoint(out, state(2), content, {.count = kKept});
       _exit(0);
     }
     int status = 0;
@@ -300,7 +363,7 @@ TEST_F(CheckpointTest, AnotherRunsOfTheSameStepStaysUntilTheNewOneIsThere) {
       if (child == 0) {
         const IoFaults faults(fault, n);
         try {
-          save_checkpoint(out, state(2), content, kKept);
+          save_checkpoint(out, state(2), content, {.count = kKept});
         } catch (const Error&) {
         }
         _exit(faults.happened() ? 1 : 0);
@@ -349,7 +412,7 @@ TEST_F(CheckpointTest, AReadErrorOfTheNewestIsNoReasonToGoOnFromAnOlderOne) {
   constexpr size_t kTwo = 2;
   for (const int64_t step : {1, 2}) {
     fill(step);
-    save_checkpoint(out, state(step), content, kTwo);
+    save_checkpoint(out, state(step), content, {.count = kTwo});
   }
   int64_t refused = 0;
   for (int64_t n = 1;; ++n) {
@@ -375,7 +438,7 @@ TEST_F(CheckpointTest, ShortAndInterruptedCallsGoOn) {
       fill(n);
       {
         const IoFaults faults(fault, n);
-        save_checkpoint(out, state(n), content, kKept);
+        save_checkpoint(out, state(n), content, {.count = kKept});
         EXPECT_TRUE(faults.happened());
       }
       EXPECT_EQ(load(), n);
@@ -388,7 +451,7 @@ TEST_F(CheckpointTest, ShortAndInterruptedCallsGoOn) {
 TEST_F(CheckpointTest, NothingIsPublishedBeforeItIsOnDisk) {
   fill(1);
   const IoFaults faults(Fault::none, 0);
-  save_checkpoint(out, state(1), content, kKept);
+  save_checkpoint(out, state(1), content, {.count = kKept});
   const std::vector<std::string> trace = IoFaults::trace();
   const auto at = [&](const std::string& call) {
     const auto found = std::find(trace.rbegin(), trace.rend(), call);

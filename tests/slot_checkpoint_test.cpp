@@ -95,7 +95,7 @@ struct SlotCheckpointTest : testing::TestWithParam<bool> {
     for (const StateTensor& tensor : content.weights)
       disk->write_state(tensor.name, tensor.bytes(false), {arena.data() + 32 * kDiskAlignment, static_cast<size_t>(4 * kDiskAlignment)});
     disk->finish();
-    save_checkpoint(out, {.run = run, .step = step}, content, slots - 1, disk->state());
+    save_checkpoint(out, {.run = run, .step = step}, content, {.count = slots - 1}, disk->state());
   }
   // Goes on with what was saved last, or with one checkpoint: its step, whose values must be there.
   int64_t resume(bool in_place = true, const std::string& only = {}) {
@@ -379,7 +379,7 @@ TEST_P(SlotCheckpointTest, OthersOfTheFolderGo) {
   const auto ordinary = [&](int64_t at, int64_t run) {
     start(nullptr);
     step(at);
-    save_checkpoint(out, {.run = run, .step = at}, content, /*kept=*/2);
+    save_checkpoint(out, {.run = run, .step = at}, content, {.count = 2});
     disk.reset();
   };
   ordinary(100, /*run=*/1);
@@ -401,7 +401,7 @@ TEST_P(SlotCheckpointTest, OthersOfTheFolderGo) {
     EXPECT_EQ(state_files(), 1u);
     start(nullptr);
     step(at);
-    save_checkpoint(out, {.run = 8, .step = at}, content, /*kept=*/2);
+    save_checkpoint(out, {.run = 8, .step = at}, content, {.count = 2});
     disk.reset();
   }
   EXPECT_THAT(names_in(out), testing::ElementsAre("checkpoint-2", "checkpoint-3"));

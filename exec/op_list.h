@@ -38,7 +38,7 @@
   /* gelu.cpp */ op(Gelu) op(GeluGrad) \
   /* clip.cpp */ op(Clip) op(ClipGrad) \
   /* fused_elementwise.cpp */ op(FusedElementwise) \
-  /* dropout.cpp, lstm_cell.cpp */ op(Dropout) op(LstmCell) op(LstmCellGrad) \
+  /* dropout.cpp, draw.cpp, lstm_cell.cpp */ op(Dropout) op(DrawNumbers) op(LstmCell) op(LstmCellGrad) \
   /* softmax.cpp */ op(Softmax) op(SoftmaxGrad) op(LogSoftmax) op(LogSoftmaxGrad) \
   /* layer_normalization.cpp */ op(LayerNormalization) op(LayerNormalizationGrad) \
   /* rms_normalization.cpp */ op(RMSNormalization) op(RMSNormalizationGrad) \
@@ -50,7 +50,7 @@
   /* dora.cpp */ op(DoraScale) \
   /* attention.cpp, attention_gradient.cpp */ op(Attention) op(AttentionGrad) \
   /* cross_entropy.cpp, mean_squared_error.cpp, ctc.cpp */ op(SoftmaxCrossEntropy) op(SoftmaxCrossEntropyGrad) op(CountLabels) \
-    op(SquaredError) op(CtcLoss) \
+    op(SoftmaxCrossEntropyPart) op(SoftmaxCrossEntropyOfParts) op(SquaredError) op(CtcLoss) \
   /* optimizer.cpp */ op(SumSquares) op(GlobalNorm) op(UpdateFactor) op(Accumulate) op(Clear) op(Store) \
   /* adamw.cpp, sgd.cpp, lion.cpp, adagrad.cpp, rmsprop.cpp */ op(AdamW) op(Adam) op(SGD) op(Lion) op(Adagrad) op(RMSprop) \
   /* lamb.cpp, lars.cpp */ op(LambSquares) op(LambTrust) op(Lamb) op(LarsTrust) op(Lars) \

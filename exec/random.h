@@ -1,9 +1,9 @@
 // Random numbers with addresses: Philox4x32-10 (Salmon et al., "Parallel random numbers: as easy as 1, 2, 3", 2011), a fixed function of a
 // key and a counter. Whoever asks for a number again, in whatever order and on whatever thread, gets the same.
 //
-// A node of the user's model draws under the key (seed, ordinal of the node in the file) and the counter (optimizer step, number of the
-// element in the batch of the whole step). So a recomputed node draws what it drew before, and micro-batches draw what the large batch
-// draws.
+// A node of the user's model draws under the key (seed, ordinal of the node in the file, with a seed of its own) and the counter (optimizer
+// step, number of the element in the batch of the whole step). So a recomputed node draws what it drew before, and micro-batches draw what
+// the large batch draws.
 
 #pragma once
 
@@ -22,7 +22,7 @@ namespace ort_train {
 inline constexpr const char* kRandomInput = "ort_train.random";
 enum RandomNumber : int64_t {
   kRandomSeed,
-  kRandomStep,     // optimizer steps, from 1
+  kRandomStep,     // optimizer steps, from 1; 0 outside training
   kRandomFirst,    // samples of this step's batch that came before this micro-batch
   kRandomSamples,  // of this micro-batch
   kRandomNumbers   // how many
@@ -48,6 +48,34 @@ HOST_DEVICE inline PhiloxCounter philox_numbers(const PhiloxCounter& counter, co
   }
   return {w0, w1, w2, w3};
 }
+
+// Where a node finds its numbers. `random` is kRandomInput's value.
+struct DrawAddress {
+  uint32_t ordinal = 0;
+  bool shared = false;  // what is drawn is no sample's: the same in every micro-batch
+  uint32_t seed = 0;    // the node's own
+
+  HOST_DEVICE PhiloxKey key(const int64_t* random) const { return {static_cast<uint32_t>(random[kRandomSeed]), ordinal ^ spread(seed)}; }
+  // Seeds that differ in one bit, as neighbouring ordinals do, become keys that differ in half of them (the last steps of MurmurHash3). 0
+  // stays.
+  HOST_DEVICE static uint32_t spread(uint32_t seed) {
+    seed = (seed ^ (seed >> 16)) * 0x85ebca6bu;
+    seed = (seed ^ (seed >> 13)) * 0xc2b2ae35u;
+    return seed ^ (seed >> 16);
+  }
+  // Element i of the step's batch has number i % 4 of counter i / 4.
+  HOST_DEVICE static PhiloxCounter counter(const int64_t* random, int64_t number) {
+    const auto seed = static_cast<uint64_t>(random[kRandomSeed]), step = static_cast<uint64_t>(random[kRandomStep]),
+               block = static_cast<uint64_t>(number);
+    return {static_cast<uint32_t>(block), static_cast<uint32_t>(block >> 32), static_cast<uint32_t>(step),
+            static_cast<uint32_t>(step >> 32) ^ static_cast<uint32_t>(seed >> 32)};
+  }
+  // Elements of the step's batch that come before the n of this tensor.
+  HOST_DEVICE int64_t before(const int64_t* random, int64_t n) const {
+    const int64_t samples = random[kRandomSamples] > 1 ? random[kRandomSamples] : 1;
+    return shared ? 0 : random[kRandomFirst] * ((n + samples - 1) / samples);
+  }
+};
 
 #ifndef __CUDACC__
 // Four numbers for each of kPhiloxLanes counters that count up from `counter` in its first two words (a carry out of them is lost):

@@ -8,7 +8,9 @@
 
 namespace ort_train {
 
-// The graph's inputs that a value depends on (itself, if it is one), each once.
+// All values that a value is computed from, and itself, each once.
+std::vector<ValueId> values_behind(const Graph& graph, ValueId value);
+// The graph's inputs among these.
 std::vector<ValueId> inputs_behind(const Graph& graph, ValueId value);
 
 }  // namespace ort_train

@@ -52,11 +52,23 @@ enum class Precision : uint8_t {
 inline constexpr const char* kResultType = "to";        // of output 0, where it isn't the one that follows from the inputs
 inline constexpr const char* kComputeType = "compute";  // what a product's wider operands are rounded to as it reads them
 
+// An attribute by which an importer says how a node runs, a Precision as a number, where that isn't how its op does. A product that follows
+// has the type of its operands but for constants, which it reads as they are. No node has it behind passes/mixed_precision.cpp.
+inline constexpr const char* kRunsIn = "runs_in";
+
+// What an op that follows does with a constant of one element that the low type hasn't.
+enum class SingleNumber : uint8_t {
+  rounded,     // takes the nearest number that the low type has: ops that choose or compare
+  added,       // computes with it as it is, in float32; one that is too large for the low type is a mask's, and becomes its largest number
+  multiplied,  // computes with it as it is, in float32
+};
+
 struct PrecisionTraits {
   Precision runs = Precision::follow;
   uint32_t keeps_float32 = 0;   // a bit for each input that is float32 whatever the op runs in: biases, scales, statistics, states
   bool rounds = false;          // has kComputeType: weights need no copy in the low type
   bool chooses_result = false;  // has kResultType, float32 or the low type: a Cast of its result is its own affair
+  SingleNumber single = SingleNumber::rounded;
 };
 
 // What a normalisation takes mean and variance from, where that isn't each sample by itself.

@@ -10,7 +10,8 @@
 // an input, as long as no parameter reaches them. Masks given as Where(condition, scores, low) become Where(condition, 0, low),
 // and `replaces` keeps gradients from scores that were replaced.
 //
-// Needs: simplify (products have taken their transposes). Leaves: softmaxes over other things, and attention whose weights are an output.
+// Needs: simplify (products have taken their transposes). Leaves: softmaxes over other things, and attention whose weights are an output,
+// or in float64 whose scale is no float32.
 
 #include <algorithm>
 #include <cmath>
@@ -179,6 +180,8 @@ bool fuse_softmax(Graph& graph, NodeId softmax_id, const Folder& folder) {
   if (!match_scores(view, softmax.inputs[0], match) || !match_result(view, softmax.outputs[0], match)) return false;
   const auto rank_of = [&](ValueId v) { return static_cast<int64_t>(graph.value(v).shape.size()); };
   if (rank_of(match.q) != rank || rank_of(match.k) != rank || rank_of(match.v) != rank) return false;
+  const bool is_double = graph.value(match.q).dtype == DType::float64;
+  if (is_double && static_cast<double>(static_cast<float>(match.scale)) != match.scale) return false;
   for (int64_t i = 0; i < rank - 2; ++i) {  // no broadcasting of heads or batches here
     const int64_t dim = graph.value(match.q).shape[i];
     if (graph.value(match.k).shape[i] != dim || graph.value(match.v).shape[i] != dim) return false;

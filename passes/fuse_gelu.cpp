@@ -6,8 +6,11 @@
 //   before   y = x * 0.5 * (1 + Erf(x / sqrt(2)))
 //   after    y = Gelu(x)
 //
+// Constants are those of the form to about the last digit of their type, or as they are often written in float32, with four or five digits.
+//
 // Needs: constants folded. Leaves: other uses of Tanh and Erf alone.
 
+#include <algorithm>
 #include <cmath>
 
 #include "graph/builder.h"
@@ -20,15 +23,26 @@ namespace {
 
 constexpr double kSqrt2OverPi = 0.7978845608028654, kSqrt2 = 1.4142135623730951;
 
+// Whether a constant is that number of the form, or what is often written for it.
+bool stands_for(const View& view, ValueId value, double number) {
+  if (view.graph().value(value).dtype == DType::float64) return view.is_number(value, number, 1e-12);
+  constexpr double kSameDigits = 1e-6, kWritten = 1e-4;
+  if (view.is_number(value, number, kSameDigits)) return true;
+  static constexpr double kShort[] = {0.79788, 0.7979, 1.4142, 1.41421, 0.7071, 0.70711};
+  return std::any_of(std::begin(kShort), std::end(kShort), [&](double written) {
+    return std::abs(written - number) < kWritten * number && view.is_number(value, written, kSameDigits);
+  });
+}
+
 // The value that `product` scales by `factor` (Mul by it, or Div by its inverse); kNone where it does not.
 ValueId scaled(const View& view, ValueId value, double factor) {
   if (const Node* mul = view.made_by(value, "Mul")) {
     for (const int i : {0, 1}) {
-      if (view.is_number(mul->inputs[i], factor)) return mul->inputs[1 - i];
+      if (stands_for(view, mul->inputs[i], factor)) return mul->inputs[1 - i];
     }
   }
   if (const Node* div = view.made_by(value, "Div")) {
-    if (view.is_number(div->inputs[1], 1 / factor)) return div->inputs[0];
+    if (stands_for(view, div->inputs[1], 1 / factor)) return div->inputs[0];
   }
   return kNone;
 }
@@ -106,6 +120,7 @@ bool fuse_one_gelu(Graph& graph, NodeId id) {
     if (up == kNone || graph.node(up).op->name != "Mul") return false;
     top = graph.node(up).outputs[0];
     if (!is_half_x_times(view, top, x, one_plus)) continue;
+    if (graph.value(top).shape != graph.value(x).shape) return false;  // a constant of more axes gives it these
     Attributes attributes;
     if (tanh) attributes.set("approximate", std::string("tanh"));
     const ValueId y = Builder(graph).before(up).named(node.name, node.ordinal).emit("Gelu", {x}, attributes);

@@ -3,7 +3,8 @@
 //   before   d = x - ReduceMean(x, -1) ; v = ReduceMean(d * d, -1) ; y = d / Sqrt(v + eps) [* scale [+ bias]]      Pow(d, 2) for d * d too
 //   after    y, mean, inv_std_dev = LayerNormalization(x, scale, bias)
 //
-// Needs: constants folded. Leaves: other means and square roots alone. Without scale a constant of ones takes its place.
+// Needs: constants folded. Leaves: other means and square roots alone, and in float64 where eps is no float32. Without scale a constant of
+// ones takes its place.
 
 #include "graph/builder.h"
 #include "graph/op_def.h"
@@ -49,6 +50,8 @@ bool fuse_division(Graph& graph, NodeId id) {
   if (!epsilon || d == kNone || !is_deviation(view, d) || !is_deviation(view, div.inputs[0])) return false;
   const ValueId x = view.made_by(d)->inputs[0];
   if (view.made_by(div.inputs[0])->inputs[0] != x || !is_floating(graph.value(x).dtype)) return false;
+  if (graph.value(div.outputs[0]).shape != graph.value(x).shape) return false;  // a constant of more axes gives it these
+  if (static_cast<double>(static_cast<float>(*epsilon)) != *epsilon) return false;
 
   const Shape row{graph.value(x).shape.back()};
   ValueId scale = kNone, bias = kNone, top = div.outputs[0];

@@ -27,7 +27,7 @@ class View {
   bool knows(ValueId value) const { return value < readers_.size(); }
   // The number of a constant with one element.
   std::optional<double> number(ValueId value) const;
-  bool is_number(ValueId value, double number, double tolerance = 1e-4) const;
+  bool is_number(ValueId value, double number, double tolerance = 0) const;  // relative
   // Whether a trainable parameter reaches it.
   bool trainable(ValueId value) const { return trainable_[value]; }
 

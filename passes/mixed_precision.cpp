@@ -4,15 +4,26 @@
 //   after    n, … = LayerNormalization{to: bfloat16}(x, s, b) ; y = MatMul{to: bfloat16, compute: bfloat16}(n, w, c) ; z = Gelu(y)
 //            r = Add(x, MatMul{to: float32, compute: bfloat16}(z, v))
 //
-// Each op says how it runs (PrecisionTraits in graph/op_traits.h), which the user's list may change: low, in float32, or in the widest type
-// of what it reads. Numbers of one element don't count there: they take the others' type. The ops' kernels compute in float32 whatever
-// they store, so norms, softmax and activations may store 16 bits. Weights stay float32: products round them as they read them, so there
-// are no copies of weights to keep; activations are cast once, right where they are made, for all that read them: before a Reshape of
-// theirs. A Cast back to the type that it came from is the value before it. Casts of what can be stored in either type are done by the op
-// that makes it. The model's outputs keep their types.
+// Each op says how it runs (PrecisionTraits in graph/op_traits.h), or the importer of one node (kRunsIn), which the user's list may change:
+// low, in float32, or in the widest type of what it reads. Scalars, and single elements that nothing fed has a part in, don't count there:
+// they take the others' type. (That a batch has one sample changes no type.) The ops' kernels compute in float32 whatever they store, so
+// norms, softmax and activations may store 16 bits. Weights stay float32: products round them as they read them, so there are no copies of
+// weights to keep; activations are cast once, right where they are made, for all that read them: before a Reshape of theirs. A Cast back to
+// the type that it came from is the value before it. Casts of what can be stored in either type are done by the op that makes it. The
+// model's outputs keep their types.
 //
-// Where weights are stored in the low type themselves (low_weights), trained ones of two dimensions and more are; vectors, which are little
-// memory, and what isn't trained stay float32.
+// Products of what no weight has a part in are made in float32, such as those of positions: nothing is kept for their gradients. Those that
+// add up nothing (outer products, with an inner dimension of 1) and don't depend on a trained weight follow, as a Mul does.
+//
+// A number that the low type hasn't is used as it is, by a node in float32 whose result is rounded:
+//
+//   before   y = Mul(x, 0.22)              x bfloat16
+//   after    w = Cast(x, float32) ; z = Mul(w, 0.22) ; y = Cast(z, bfloat16)       one node in the end (fuse_elementwise.cpp)
+//
+// Where it is outside of what the low type has, the result stays float32.
+//
+// Where weights are stored in the low type themselves (low_weights), trained ones are in which two axes at least have more than one
+// element; vectors, which are little memory, and what isn't trained stay float32.
 //
 // Needs: fusions done, no gradients yet (autodiff's Casts follow from these). Leaves: each node with operands of types that it takes.
 
@@ -23,14 +34,21 @@
 
 #include "graph/names.h"
 #include "graph/op_def.h"
+#include "passes/build.h"
 #include "passes/passes.h"
 
 namespace ort_train {
 namespace {
 
+double largest_of(DType type) {
+  return type == DType::float16 ? 65504 : type == DType::bfloat16 ? 0x1.fep127 : double{std::numeric_limits<float>::max()};
+}
+// The smallest with all of its digits.
+double smallest_of(DType type) { return type == DType::float16 ? 0x1p-14 : 0x1p-126; }
+
 // A constant in another type. Finite numbers stay finite: masks are full of float32's lowest.
 Tensor converted(const Tensor& from, DType to) {
-  const double most = to == DType::float16 ? 65504 : to == DType::bfloat16 ? 0x1.fep127 : std::numeric_limits<float>::max();
+  const double most = largest_of(to);
   const std::vector<double> numbers = from.to_double();
   Tensor result(to, from.shape);
   for (size_t i = 0; i < numbers.size(); ++i) {
@@ -45,19 +63,27 @@ Tensor converted(const Tensor& from, DType to) {
   return result;
 }
 
-bool is_named(const AutocastRule& rule, const Node& node) {
-  const auto& forms = node.op->onnx;
-  return rule.name == node.op->name || fits(rule.name, node.name) ||
-         std::any_of(forms.begin(), forms.end(), [&](const OnnxForm& form) { return rule.name == form.name; });
+bool is_named(const AutocastRule& rule, const Node& node) { return rule.name == node.op->name || fits(rule.name, node.name); }
+
+// Whether the rows and columns of a product are multiplied, and nothing is added up.
+bool is_outer_product(const Graph& graph, const Node& node) {
+  if (node.op->name != "MatMul") return false;
+  const Shape& a = graph.value(node.inputs[0]).shape;
+  return a[a.size() - (node.attributes.get("trans_a", 0) != 0 ? 2 : 1)] == 1;
+}
+
+// Vectors, whatever their rank: scales (C, 1, 1) are some, too.
+bool is_vector(const Shape& shape) {
+  return std::count_if(shape.begin(), shape.end(), [](int64_t size) { return size > 1; }) < 2;
 }
 
 class Caster {
  public:
   Caster(Graph& graph, const PassOptions& options) : graph_(graph), options_(options), low_(options.precision) {
-    of_weights_.resize(graph.value_count());
+    sources_.resize(graph.value_count());
     for (ValueId id = 0; id < graph.value_count(); ++id) {
-      const ValueKind kind = graph.value(id).kind;
-      of_weights_[id] = kind == ValueKind::parameter || kind == ValueKind::constant;
+      const bool is_weight = graph.value(id).kind == ValueKind::parameter;
+      sources_[id] = {.fed = !is_weight && !graph.constant(id), .weights = is_weight, .trained = is_weight && graph.value(id).trainable};
     }
   }
 
@@ -65,7 +91,7 @@ class Caster {
     std::vector<bool> used(options_.autocast.size());
     for (const NodeId id : std::vector<NodeId>(graph_.order())) {
       const Node& node = graph_.node(id);
-      Precision runs = node.op->traits.precision.runs;
+      Precision runs = usual(node);
       for (size_t i = 0; i < options_.autocast.size(); ++i) {
         if (!is_named(options_.autocast[i], node)) continue;
         runs = options_.autocast[i].runs;
@@ -73,18 +99,8 @@ class Caster {
       }
       visit(id, runs);
     }
-    for (size_t i = 0; i < used.size(); ++i) {
-      if (used[i]) continue;
-      std::vector<std::string> names;
-      for (const NodeId id : graph_.order()) {
-        for (const std::string& name : {std::string(graph_.node(id).op->name), graph_.node(id).name}) {
-          if (!name.empty() && std::find(names.begin(), names.end(), name) == names.end()) names.push_back(name);
-        }
-      }
-      throw error(ErrorCode::usage,
-                  "`autocast_list`: '{}' is no op and no node of the model as it is after the fusions; there are '{}' (`dump_after` "
-                  "simplify_again FILE shows all)",
-                  options_.autocast[i].name, fmt::join(nearest_names(options_.autocast[i].name, names, 4), "', '"));
+    for (size_t i = 0; i < used.size() && options_.refuses_idle_rules; ++i) {
+      if (!used[i]) refuse(options_.autocast[i].name);
     }
   }
 
@@ -115,18 +131,90 @@ class Caster {
  private:
   using Key = std::pair<ValueId, DType>;
 
+  // What has a part in a value: something that is fed (or drawn), a weight, one that is trained.
+  struct Sources {
+    bool fed = false, weights = false, trained = false;
+  };
+  // How the low type has numbers.
+  enum class Held : uint8_t { exactly, rounded, out_of_range };
+
+  // A rule that fits nothing.
+  [[noreturn]] void refuse(const std::string& rule) const {
+    std::vector<std::string> names;
+    for (const NodeId id : graph_.order()) {
+      const Node& node = graph_.node(id);
+      const auto form = std::find_if(node.op->onnx.begin(), node.op->onnx.end(), [&](const OnnxForm& known) { return known.name == rule; });
+      if (form != node.op->onnx.end())
+        throw error(ErrorCode::usage,
+                    "`autocast_list`: '{}' is no op of the model as it is after the fusions: such nodes become others, '{}' for example; "
+                    "give these, or the nodes by their names (`dump_after` simplify_again FILE shows all)",
+                    rule, node.op->name);
+      for (const std::string& name : {std::string(node.op->name), node.name}) {
+        if (!name.empty() && std::find(names.begin(), names.end(), name) == names.end()) names.push_back(name);
+      }
+    }
+    throw error(ErrorCode::usage,
+                "`autocast_list`: '{}' is no op and no node of the model as it is after the fusions; there are '{}' (`dump_after` "
+                "simplify_again FILE shows all)",
+                rule, fmt::join(nearest_names(rule, names, 4), "', '"));
+  }
+
+  // How a node runs that no rule names.
+  Precision usual(const Node& node) const {
+    if (node.attributes.has(kRunsIn)) return static_cast<Precision>(node.attributes.between(kRunsIn, 0, 2, 0));
+    const Precision runs = node.op->traits.precision.runs;
+    if (runs != Precision::low) return runs;
+    const Sources sources = sources_of(node);
+    if (!sources.weights) return Precision::float32;
+    return !sources.trained && is_outer_product(graph_, node) ? Precision::follow : runs;
+  }
+
+  Sources sources_of(const Node& node) const {
+    Sources all{.fed = node.op->random};
+    for (const ValueId input : node.inputs) {
+      if (input == kNone) continue;
+      all.fed |= sources_[input].fed;
+      all.weights |= sources_[input].weights;
+      all.trained |= sources_[input].trained;
+    }
+    return all;
+  }
+
+  // A node's numbers that it computes with, where they are constants.
+  Held numbers_of(const Node& node) const {
+    const SingleNumber single = node.op->traits.precision.single;
+    Held held = Held::exactly;
+    if (single == SingleNumber::rounded) return held;
+    for (const ValueId input : node.inputs) {
+      const Tensor* const tensor = graph_.constant(input);
+      if (!tensor || tensor->size() != 1 || tensor->dtype != DType::float32) continue;
+      const double number = tensor->to_double()[0], size = std::abs(number);
+      if (!std::isfinite(number) || number == 0 || (single == SingleNumber::added && size > largest_of(low_))) continue;
+      if (size > largest_of(low_) || size < smallest_of(low_)) return Held::out_of_range;
+      if (converted(*tensor, low_).to_double()[0] != number) held = Held::rounded;
+    }
+    return held;
+  }
+
+  // A product that reads constants as they are.
+  static bool spares_constants(const Node& node, Precision runs) {
+    return runs == Precision::follow && node.attributes.has(kRunsIn) && node.op->traits.precision.rounds;
+  }
+
   bool mixes(ValueId id) const { return id != kNone && (graph_.value(id).dtype == DType::float32 || graph_.value(id).dtype == low_); }
   bool keeps(const Node& node, size_t input) const { return (node.op->traits.precision.keeps_float32 >> input & 1) != 0; }
 
-  // The type of what a node's operands have in common; single elements only count where there is nothing else.
+  // The type of what a node's operands have in common; scalars and single elements of no sample only count where there is nothing else.
   DType widest(const Node& node) const {
     if (node.attributes.has(kTypedByFirst)) return graph_.value(node.inputs[0]).dtype;
     bool any = false, any_float32 = false, single_float32 = false;
     for (size_t i = 0; i < node.inputs.size(); ++i) {
       const ValueId input = node.inputs[i];
       if (!mixes(input) || keeps(node, i)) continue;
+      if (graph_.constant(input) && spares_constants(node, Precision::follow)) continue;
       const bool is_float32 = graph_.value(input).dtype == DType::float32;
-      if (element_count(graph_.value(input).shape) == 1) {
+      const Shape& shape = graph_.value(input).shape;
+      if (shape.empty() || (element_count(shape) == 1 && !sources_[input].fed)) {
         single_float32 |= is_float32;
         continue;
       }
@@ -140,11 +228,16 @@ class Caster {
     const Node before = graph_.node(id);
     const bool all_mix = std::all_of(before.inputs.begin(), before.inputs.end(),
                                      [&](ValueId v) { return v == kNone || mixes(v) || !is_floating(graph_.value(v).dtype); });
-    bool from_weights = !before.inputs.empty();
-    for (const ValueId input : before.inputs) from_weights &= input == kNone || of_weights_[input];
+    const Sources sources = sources_of(before);
+    bool narrows = false;
     if (before.op->writes.empty() && all_mix && !is_cast(before)) {
       const PrecisionTraits& traits = before.op->traits.precision;
-      const DType type = runs == Precision::low ? low_ : runs == Precision::float32 ? DType::float32 : widest(before);
+      DType type = runs == Precision::low ? low_ : runs == Precision::float32 ? DType::float32 : widest(before);
+      if (runs == Precision::follow && type == low_) {
+        const Held held = numbers_of(before);
+        if (held != Held::exactly) type = DType::float32;
+        narrows = held == Held::rounded;
+      }
       bool rounds = false;
       for (size_t i = 0; i < before.inputs.size(); ++i) {
         const ValueId input = before.inputs[i];
@@ -152,7 +245,11 @@ class Caster {
         if (!mixes(input)) continue;
         if (keeps(before, i)) {
           graph_.node(id).inputs[i] = as(input, DType::float32, id);
-        } else if (type == low_ && traits.rounds && of_weights_[input] && graph_.value(input).dtype == DType::float32) {
+        } else if (narrows) {
+          graph_.node(id).inputs[i] = widened(input, id);
+        } else if (graph_.constant(input) && spares_constants(before, runs)) {
+          continue;
+        } else if (type == low_ && traits.rounds && !sources_[input].fed && graph_.value(input).dtype == DType::float32) {
           rounds = true;
         } else if (type == low_ || !traits.chooses_result || traits.rounds) {  // else it reads 16 bits as it computes: in float32
           graph_.node(id).inputs[i] = as(input, type, id);
@@ -164,8 +261,21 @@ class Caster {
     }
     infer(id);
     for (const ValueId output : graph_.node(id).outputs) {
-      if (output != kNone) of_weights_[output] = from_weights;
+      if (output != kNone) sources_[output] = sources;
     }
+    if (narrows) {
+      const ValueId wide = graph_.node(id).outputs[0];
+      insert_after(graph_, wide, as(wide, low_, id));
+    }
+  }
+
+  // The value in float32 for this reader alone, which is fused with the Cast: for others it is what it was.
+  ValueId widened(ValueId value, NodeId reader) {
+    Builder builder(graph_);
+    const ValueId result = builder.before(reader).named(graph_.node(reader).name, graph_.node(reader).ordinal).cast(value, DType::float32);
+    sources_.resize(graph_.value_count());
+    sources_[result] = sources_[value];
+    return result;
   }
 
   // A Cast that the user wrote says what it wants.
@@ -221,8 +331,8 @@ class Caster {
         builder.named(graph_.node(maker).name, graph_.node(maker).ordinal);
       result = whole == kNone ? builder.cast(value, to) : builder.reshape(of, graph_.value(value).shape);
     }
-    of_weights_.resize(graph_.value_count());
-    of_weights_[result] = of_weights_[value];
+    sources_.resize(graph_.value_count());
+    sources_[result] = sources_[value];
     casts_[{value, to}] = result;
     return result;
   }
@@ -245,7 +355,7 @@ class Caster {
   Graph& graph_;
   const PassOptions& options_;
   const DType low_;
-  std::vector<bool> of_weights_;  // depends on nothing that is fed
+  std::vector<Sources> sources_;  // by ValueId
   std::map<Key, ValueId> casts_;
 };
 
@@ -256,7 +366,7 @@ void cast(Graph& graph, const PassOptions& options) {
     const std::vector<ValueId> parameters = graph.parameters();
     for (size_t i = 0; i < parameters.size(); ++i) {
       Value& weight = graph.value(parameters[i]);
-      if (!weight.trainable || weight.shape.size() < 2 || weight.dtype != DType::float32) continue;
+      if (!weight.trainable || is_vector(weight.shape) || weight.dtype != DType::float32) continue;
       weight.dtype = options.precision;
       weight.ordinal = static_cast<uint32_t>(i);
     }
@@ -274,7 +384,9 @@ void cast(Graph& graph, const PassOptions& options) {
 bool mixed_precision(Graph& graph, const PassOptions& options) {
   const bool is_mixed = options.precision != DType::float32;
   if (is_mixed) cast(graph, options);
-  for (const NodeId id : graph.order()) graph.node(id).attributes.erase(kTypedByFirst);  // nobody asks any more
+  for (const NodeId id : graph.order()) {  // nobody asks any more
+    for (const char* const attribute : {kTypedByFirst, kRunsIn}) graph.node(id).attributes.erase(attribute);
+  }
   return is_mixed;
 }
 

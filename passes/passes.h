@@ -22,7 +22,7 @@ class KernelTable;
 // The parameters that go together, by name (passes/pack_weights.h).
 using Packs = std::vector<std::vector<std::string>>;
 
-// What the user says of an op, by an ONNX name or an internal one, or of nodes, by a pattern over their names in the user's model.
+// What the user says of an op, by its name after the fusions, or of nodes, by a pattern over their names in the user's model.
 struct AutocastRule {
   std::string name;
   Precision runs = Precision::follow;
@@ -40,6 +40,7 @@ struct PassOptions {
   DType precision = DType::float32;
   bool low_weights = false;  // trained matrices and higher tensors are stored in it, too, instead of float32
   std::vector<AutocastRule> autocast{};
+  bool refuses_idle_rules = true;          // a rule that fits nothing is an error; a smaller batch's graph may lack what it fits
   std::optional<DType> base{};             // what frozen matrices of products are stored as; none: as `in_file`, or float32
   std::set<std::string> base_named{};      // parameters that are stored so whatever they are for
   std::set<std::string> heads{};           // the head's matrices, whose products losses read: stored as `base` only if `base_named`

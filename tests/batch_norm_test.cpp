@@ -141,9 +141,11 @@ TEST_F(BatchNorm, MergedTensorsAreRefusedOrUntied) {
       [second] y = BatchNormalization (a, s, b, m, v)
     })";
   EXPECT_EQ(obstacle(shared), "");
-  EXPECT_HAS(obstacle(shared, {.batch_norm = "live"}), "shares the running statistic 'm' with 'first', and one of the two is live");
   EXPECT_HAS(obstacle(shared, {.batch_norm_nodes = {{"first", "live"}}}), "'second': shares");
   EXPECT_HAS(obstacle(shared, {.batch_norm_nodes = {{"second", "live"}}}), "'second': shares");
+  std::string others = shared;  // the same statistics under another scale
+  others.replace(others.find("(a, s, b"), 8, "(a, b, s");
+  EXPECT_HAS(obstacle(others, {.batch_norm = "live"}), "shares the running statistic 'm' with 'first', and one of the two is live");
   const std::string same = R"(<ir_version: 8, opset_import: ["" : 17]> g (float[batch, 2, 3] x) => (float[batch, 2, 3] y)
     <float[2] s = {1, 2}, float[2] b = {0, 1}, float[2] m = {1, 1}> { y = BatchNormalization (x, s, b, m, m) })";
   EXPECT_EQ(obstacle(same), "");
@@ -157,6 +159,34 @@ TEST_F(BatchNorm, MergedTensorsAreRefusedOrUntied) {
     EXPECT_EQ(obstacle(frozen, {.batch_norm = "frozen", .freeze = {"both"}}), "") << nodes;
     EXPECT_HAS(obstacle(frozen, {.batch_norm = "live", .freeze = {"both"}}), "its running statistic 'both' is read by ");
   }
+}
+
+// Each application normalises by its own batch; one node takes all of them in, in the file's order.
+TEST_F(BatchNorm, ALayerMayBeAppliedSeveralTimes) {
+  const std::string text =
+      R"(<ir_version: 8, opset_import: ["" : 17]> g (float[batch, 2, 3] x, float[batch, 2, 3] z) => (float[batch, 2, 3] y)
+    <float[2] s = {1, 2}, float[2] b = {0, 1}, float[2] m = {3, 4}, float[2] v = {5, 6}> {
+      [first] a = BatchNormalization <momentum = 0.75> (x, s, b, m, v)
+      t = Tanh (a)
+      [second] c = BatchNormalization <momentum = 0.75> (z, s, b, m, v)
+      [third] d = BatchNormalization <momentum = 0.75> (t, s, b, m, v)
+      y = Add (c, d)
+    })";
+  const Graph graph = import(text, {.batch_norm = "live"}).graph;
+  const Names live{"LiveBatchNormalization", "Tanh", "LiveBatchNormalization", "LiveBatchNormalization", "RunningStatistics", "Add"};
+  ASSERT_EQ(ops(graph), live);
+  const Node& update = graph.node(graph.order()[4]);
+  ASSERT_EQ(update.inputs.size(), 8u);
+  for (const size_t i : {0, 1, 2}) {
+    const NodeId layer = graph.order()[i == 0 ? 0 : i + 1];
+    EXPECT_EQ(graph.value(update.inputs[2 + 2 * i]).producer, layer) << i;
+    EXPECT_EQ(graph.value(update.inputs[3 + 2 * i]).producer, layer) << i;
+  }
+  const EntryGraph predict = build_predict_graph(graph, graph.outputs.size(), {.skip = {"fuse_elementwise"}});
+  EXPECT_EQ(ops(predict.graph), (Names{"BatchNormalization", "Tanh", "BatchNormalization", "BatchNormalization", "Add"}));
+  std::string other = text;
+  other.replace(other.rfind("0.75"), 4, "0.5");
+  EXPECT_HAS(obstacle(other, {.batch_norm = "live"}), "'third': applies the layer of 'first' with another momentum");
 }
 
 TEST_F(BatchNorm, ALayerBehindAnObstacleIsKnown) {
@@ -281,6 +311,61 @@ TEST_F(BatchNormTraining, GradientsGoThroughTheStatisticsOfAWeight) {
   ASSERT_EQ(live.size(), computed.size());
   EXPECT_NE(live.front(), live.back());
   for (size_t i = 0; i < live.size(); ++i) EXPECT_NEAR(computed[i], live[i], 1e-4) << i;
+}
+
+// Two applications of a layer in a step, to x and to 2 x + 1.
+TEST_F(BatchNormTraining, ALayerThatIsAppliedTwiceTakesInBoth) {
+  Options o{.model = write_model(folder, R"(<ir_version: 8, opset_import: ["" : 17]> g (float[batch, 2] x) => (float[batch, 2] y)
+    <float[2] s = {1, 2}, float[2] b = {0.5, -0.5}, float[2] m = {3, 1}, float[2] v = {5, 2}> {
+      a = BatchNormalization <momentum = 0.75> (x, s, b, m, v)
+      two = Constant <value_float = 2.0> ()
+      one = Constant <value_float = 1.0> ()
+      t = Mul (x, two)
+      u = Add (t, one)
+      c = BatchNormalization <momentum = 0.75> (u, s, b, m, v)
+      y = Add (a, c)
+    })")};
+  o.data = Arrays()
+               .add("x", {4, 2}, std::vector<float>{1, 0, 2, 2, 4, 2, 9, 4})
+               .add("labels", {4, 2}, numbers(8, 31))
+               .write(folder / "twice.safetensors");
+  o.loss = "mse";
+  o.batch_size = 4;
+  o.max_steps = 1;
+  o.batch_norm = "live";
+  o.profile = profile;
+  o.output_dir = folder / "out";
+  Trainer(o).train();
+  const auto taken = [](double running, double first, double second) { return 0.75 * (0.75 * running + 0.25 * first) + 0.25 * second; };
+  const double wanted[] = {taken(3, 4, 9), taken(1, 2, 5), taken(5, 9.5, 38), taken(2, 2, 8)};
+  const std::vector<float> kept = statistics();
+  ASSERT_EQ(kept.size(), 4u);
+  for (size_t i = 0; i < 4; ++i) EXPECT_NEAR(kept[i], wanted[i], 1e-5) << i;
+}
+
+TEST_F(BatchNormTraining, MicroBatchesOfALayerThatIsAppliedTwice) {
+  const TestFolder files;
+  Options o{.model = write_model(files, R"(<ir_version: 8, opset_import: ["" : 17]> g (float[batch, 3, 4] x) => (float[batch, 3, 4] y)
+    <float[3] s = {1, 2, 0.5}, float[3] b = {0, 1, -1}, float[3] m = {3, 4, 1}, float[3] v = {5, 6, 2}, float[4, 4] w = {1, 2, 3, 4, 5, 6, 7,
+     8, 1, 3, 5, 7, 2, 4, 6, 9}> {
+      a = BatchNormalization (x, s, b, m, v)
+      h = MatMul (a, w)
+      y = BatchNormalization (h, s, b, m, v)
+    })")};
+  o.data = Arrays().add("x", {12, 3, 4}, numbers(144, 389)).add("labels", {12, 3, 4}, numbers(144, 31)).write(files / "data.safetensors");
+  o.loss = "mse";
+  o.batch_size = 2;
+  o.gradient_accumulation_steps = 3;
+  o.max_steps = 4;
+  o.batch_norm = "live";
+  o.profile = profile;
+  const Run plain = train(o);
+  for (const char* order : {"horizontal", "vertical"}) {
+    Options other = o;
+    other.micro_batches = order;
+    other.recompute = "all";
+    EXPECT_EQ(train(other).summary.weights_hash, plain.summary.weights_hash) << order;
+  }
 }
 
 TEST_F(BatchNormTraining, FrozenStatisticsStay) {

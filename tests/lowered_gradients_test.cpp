@@ -4,6 +4,7 @@
 #include <gtest/gtest.h>
 
 #include <cmath>
+#include <numeric>
 
 #include "graph/autodiff.h"
 #include "graph/builder.h"
@@ -16,10 +17,11 @@ using namespace fixtures;
 
 struct Lowered {
   std::string name;
-  std::string inputs;  // of the model, in ONNX's text: those of type double are differentiated, others are numbered from 0
+  std::string inputs;  // of the model, in ONNX's text: those of type double are differentiated, elements of others are 1, 2, …
   std::string node, outputs;
   std::string constants{};  // its initializers
   double low = -1, high = 1;
+  int opset = 22;
 };
 
 std::ostream& operator<<(std::ostream& out, const Lowered& lowered) { return out << lowered.name; }
@@ -46,8 +48,9 @@ std::vector<double> run_projected(const Imported& imported, const std::map<std::
 TEST_P(LoweredGradients, AreThoseOfCentralDifferences) {
   const Lowered& lowered = GetParam();
   const TestFolder folder;
-  const std::string path = write_model(folder, fmt::format(R"(<ir_version: 10, opset_import: ["" : 22]> g ({}) => ({}) <{}> {{ {} }})",
-                                                           lowered.inputs, lowered.outputs, lowered.constants, lowered.node));
+  const std::string path =
+      write_model(folder, fmt::format(R"(<ir_version: 10, opset_import: ["" : {}, "com.microsoft" : 1]> g ({}) => ({}) <{}> {{ {} }})",
+                                      lowered.opset, lowered.inputs, lowered.outputs, lowered.constants, lowered.node));
   const Imported imported = import_file(path);
   for (const Obstacle& obstacle : imported.obstacles) ADD_FAILURE() << obstacle.node << ": " << obstacle.reason;
   if (HasFailure()) return;
@@ -64,10 +67,10 @@ TEST_P(LoweredGradients, AreThoseOfCentralDifferences) {
     if (value.dtype == DType::float64) {
       for (double& x : tensor.data<double>()) x = lowered.low + (lowered.high - lowered.low) * uniform(seed);
       differentiated.push_back(id);
+    } else if (value.dtype == DType::int32) {
+      std::iota(tensor.data<int32_t>().begin(), tensor.data<int32_t>().end(), 1);
     } else {
-      ASSERT_EQ(value.dtype, DType::int64);
-      int64_t number = 0;
-      for (int64_t& x : tensor.data<int64_t>()) x = ++number;
+      std::iota(tensor.data<int64_t>().begin(), tensor.data<int64_t>().end(), int64_t{1});
     }
     inputs[value.name] = std::move(tensor);
   }
@@ -166,6 +169,8 @@ std::vector<Lowered> image_cases() {
        "double[n, c, h, w] y"},
       {"group_normalization", "double[2, 4, 3, 2] x, double[4] s, double[4] b",
        "y = GroupNormalization <num_groups = 2, stash_type = 11> (x, s, b)", "double[n, c, h, w] y"},
+      {"group_normalization_by_groups", "double[2, 4, 3, 2] x, double[2] s, double[2] b",
+       "y = GroupNormalization <num_groups = 2> (x, s, b)", "double[n, c, h, w] y", "", -1, 1, 18},
       {"response", "double[2, 6, 2, 2] x", "y = LRN <size = 4, alpha = 0.5, beta = 0.6, bias = 1.5> (x)", "double[n, c, h, w] y"},
       {"average_over_three_axes", "double[1, 2, 4, 5, 4] x",
        "y = AveragePool <kernel_shape = [2, 3, 2], strides = [1, 2, 2], pads = [0, 1, 0, 1, 1, 0]> (x)", "double[n, c, d, h, w] y"},
@@ -176,6 +181,9 @@ std::vector<Lowered> image_cases() {
       {"norm_of_planes", "double[1, 2, 4, 5] x", "y = GlobalLpPool <p = 3> (x)", "double[n, c, h, w] y"},
       {"transposed", "double[2, 4, 3, 5] x, double[4, 3, 3, 2] w, double[3] b",
        "y = ConvTranspose <strides = [2, 3], pads = [1, 0, 0, 1], output_padding = [1, 2]> (x, w, b)", "double[n, c, h, w] y"},
+      {"transposed_beyond", "double[1, 2, 3, 2] x, double[2, 3, 2, 2] w, double[3] b",
+       "y = ConvTranspose <strides = [2, 1], dilations = [3, 4], output_padding = [2, 3], pads = [1, 2, 0, 1]> (x, w, b)",
+       "double[n, c, h, w] y"},
       {"transposed_groups", "double[2, 4, 3, 4] x, double[4, 2, 2, 3] w",
        "y = ConvTranspose <group = 2, dilations = [2, 1], strides = [1, 2]> (x, w)", "double[n, c, h, w] y"},
       {"transposed_line", "double[1, 2, 6] x, double[2, 3, 4] w, double[3] b",
@@ -221,6 +229,9 @@ std::vector<Lowered> image_cases() {
   cases.push_back({"transposed_volume", "double[1, 4, 2, 3, 2] x, double[4, 2, 3, 2, 3] w, double[4] b",
                    "y = ConvTranspose <group = 2, strides = [2, 1, 2], pads = [1, 0, 1, 0, 1, 0], dilations = [1, 2, 1], output_padding = "
                    "[1, 0, 0]> (x, w, b)",
+                   "double[n, c, d, h, w] y"});
+  cases.push_back({"transposed_volume_beyond", "double[1, 2, 2, 2, 2] x, double[2, 1, 2, 2, 2] w",
+                   "y = ConvTranspose <dilations = [2, 3, 2], output_padding = [1, 2, 0], pads = [0, 1, 0, 0, 1, 1]> (x, w)",
                    "double[n, c, d, h, w] y"});
   cases.push_back({"folded", "double[2, 6, 12] x", "y = Col2Im <strides = [2, 1], pads = [0, 1, 1, 0]> (x, image, block)",
                    "double[n, c, h, w] y", "int64[2] image = {6, 5}, int64[2] block = {2, 3}"});
@@ -279,8 +290,79 @@ std::vector<Lowered> other_cases() {
   };
 }
 
+std::vector<Lowered> contrib_attention_cases() {
+  const std::string own = "double[2, 4, 4] x, double[4, 12] w, double[12] b", y = "double[n, s, e] y",
+                    cross = "double[2, 3, 4] q, double[2, 4, 4] k, double[2, 4, 6] v, double[14] b",
+                    group = "double[2, 4, 8] q, double[2, 4, 4] k, double[2, 4, 4] v",
+                    present = ", double[n, g, s, d] pk, double[n, g, s, d] pv";
+  const std::string length = "int32 length = {4}", all = length + ", int32[2] last = {3, 3}", tables = "double[6, 1] c, double[6, 1] s";
+  const auto attention = [](const std::string& attributes, const std::string& rest) {
+    return fmt::format("y = com.microsoft.Attention <num_heads = 2{}> (x, w, b{})", attributes, rest);
+  };
+  const auto several = [](const std::string& inputs) {
+    return fmt::format("y = com.microsoft.MultiHeadAttention <num_heads = 2> ({})", inputs);
+  };
+  const auto grouped = [](const std::string& attributes, const std::string& inputs) {
+    return fmt::format("y, pk, pv = com.microsoft.GroupQueryAttention <num_heads = 4, kv_num_heads = 2{}> ({})", attributes, inputs);
+  };
+  return {
+      {"ms_attention", own, "y, p = com.microsoft.Attention <num_heads = 2, unidirectional = 1> (x, w, b)",
+       y + ", double[k, n, h, s, d] p"},
+      {"ms_attention_ends", own + ", int32[2] ends", attention("", ", ends"), y},
+      {"ms_attention_mask", own, attention(", unidirectional = 1", ", mask"), y, "int32[2, 4] mask = {1, 0, 1, 1, 1, 1, 0, 0}"},
+      {"ms_attention_mask_lowest", own, attention(", unidirectional = 1, mask_filter_value = -3.4028235e38", ", mask"), y,
+       "int32[2, 4] mask = {1, 0, 1, 1, 1, 1, 0, 0}"},
+      {"ms_attention_hides_all", own, attention(", mask_filter_value = -20.0", ", mask"), y, "int32[2, 4] mask = {1, 0, 1, 1, 0, 0, 0, 0}"},
+      {"ms_attention_bias", own + ", double[1, 2, 4, 4] a", attention("", ", ends, , a"), y, "int32[4] ends = {4, 2, 1, 0}"},
+      {"ms_several", cross, several("q, k, v, b, mask"), y, "int32[2, 4] mask = {1, 0, 1, 1, 1, 1, 0, 0}"},
+      {"ms_several_scores", cross + ", double[2, 1, 3, 4] a", several("q, k, v, b, mask, a"), y,
+       "int32[2, 3, 4] mask = {1, 0, 1, 1, 1, 1, 0, 0, 0, 0, 0, 1, 1, 0, 1, 1, 1, 1, 1, 0, 1, 1, 1, 1}"},
+      {"ms_several_packed", "double[2, 3, 2, 3, 2] q, double[12] b", several("q, , , b"), y},
+      {"ms_several_packed_keys", "double[2, 3, 4] q, double[2, 4, 2, 2, 2] k", several("q, k"), y},
+      {"ms_several_in_heads", "double[2, 3, 4] q, double[2, 2, 4, 2] k, double[2, 2, 4, 3] v, double[14] b", several("q, k, v, b"), y},
+      {"ms_group", group, grouped("", "q, k, v, , , last, length"), y + present, all},
+      {"ms_group_lengths", group + ", int32[2] last", grouped(", local_window_size = 2", "q, k, v, , , last, length"), y + present, length},
+      {"ms_group_packed", "double[2, 4, 16] q, " + tables, grouped(", do_rotary = 1", "q, , , , , last, length, c, s"), y + present, all},
+      {"ms_group_positions", "double[2, 4, 24] q, double[2, 4, 12] k, double[2, 4, 12] v, double[8, 1] c, double[8, 1] s",
+       grouped(", do_rotary = 1, rotary_interleaved = 1", "q, k, v, , , last, length, c, s, places"), y + present,
+       all + ", int64[2, 4] places = {2, 3, 4, 5, 1, 2, 3, 4}"},
+      {"ms_group_softcap", group + ", int32[2] last", grouped(", softcap = 0.5, local_window_size = 3", "q, k, v, , , last, length"),
+       y + present, length},
+      {"ms_group_smooth", group + ", int32[2] last", grouped(", smooth_softmax = 1, causal = 0", "q, k, v, , , last, length"), y + present,
+       length},
+      {"ms_group_sink", group + ", double[2, 1, 4, 4] a, double[4] z", grouped("", "q, k, v, , , last, length, , , , a, z"), y + present,
+       all},
+      {"ms_group_norms", group + ", double[2] nq, double[2] nk, " + tables,
+       grouped(", do_rotary = 1, qk_norm_epsilon = 0.01", "q, k, v, , , last, length, c, s, , , , , , nq, nk"), y + present, all},
+      {"ms_rotary", "double[2, 3, 10] x, double[7, 1] c, double[7, 1] s, int64[2, 3] ids",
+       "y = com.microsoft.RotaryEmbedding <num_heads = 2, rotary_embedding_dim = 2> (x, ids, c, s)", y},
+      {"ms_rotary_first", "double[2, 3, 3, 4] x, double[4, 2] c, double[4, 2] s, int64[1] first",
+       "y = com.microsoft.RotaryEmbedding <interleaved = 1> (x, first, c, s)", "double[n, h, s, d] y"},
+      {"ms_embedding", "double[7, 4] w, double[3, 4] p, double[2, 4] g, double[4] s, double[4] b, int32[2, 3] ids",
+       "y, ends, sum = com.microsoft.EmbedLayerNormalization (ids, segments, w, p, g, s, b)", y + ", double[n, s, e] sum",
+       "int32[2, 3] segments = {0, 1, 1, 0, 0, 1}"},
+      {"ms_embedding_positions", "double[7, 4] w, double[3, 4] p, double[4] s, double[4] b, int32[2, 3] ids",
+       "y = com.microsoft.EmbedLayerNormalization <epsilon = 0.01> (ids, , w, p, , s, b, , places)", y, "int32[1, 3] places = {2, 0, 1}"},
+  };
+}
+
 // Of a cubic, each of the sixteen elements is clamped to the picture, not the place: what PyTorch 2.13 and ONNX Runtime 1.31 give. (The
 // standard's reference evaluator clamps the place; none of its tests tells.)
+// Of two axes scaled by 0.6, what ONNX's test of opset 10 and ONNX Runtime have.
+TEST(OldResize, WhereAnAxisShrinksTheElementBehindIsTaken) {
+  const TestFolder folder;
+  const Imported imported = import_file(write_model(folder, R"(<ir_version: 8, opset_import: ["" : 10]>
+    g (float[1, 1, 2, 4] x) => (float[1, 1, n, m] y, float[1, 1, 2, k] z)
+    <float[4] scales = {1.0, 1.0, 0.6, 0.6}, float[4] others = {1.0, 1.0, 1.0, 1.5}> {
+      y = Resize <mode = "nearest"> (x, scales)
+      z = Resize <mode = "nearest"> (x, others)
+    })"));
+  const auto results = run_imported(imported, {{"x", make_tensor<float>({1, 1, 2, 4}, {1, 2, 3, 4, 5, 6, 7, 8})}});
+  EXPECT_EQ(results.at("y").shape, (Shape{1, 1, 1, 2}));
+  EXPECT_EQ(results.at("y").to_double(), (std::vector<double>{1, 3}));
+  EXPECT_EQ(results.at("z").to_double(), (std::vector<double>{1, 1, 2, 3, 3, 4, 5, 5, 6, 7, 7, 8}));
+}
+
 TEST(GridSample, ACubicAtTheBorderIsThatOfPyTorch) {
   const TestFolder folder;
   const Imported imported = import_file(write_model(folder, R"(<ir_version: 9, opset_import: ["" : 20]>
@@ -299,6 +381,7 @@ std::string name_of(const ::testing::TestParamInfo<Lowered>& info) { return info
 
 INSTANTIATE_TEST_SUITE_P(Recurrent, LoweredGradients, ::testing::ValuesIn(recurrent_cases()), name_of);
 INSTANTIATE_TEST_SUITE_P(Images, LoweredGradients, ::testing::ValuesIn(image_cases()), name_of);
+INSTANTIATE_TEST_SUITE_P(Attention, LoweredGradients, ::testing::ValuesIn(contrib_attention_cases()), name_of);
 INSTANTIATE_TEST_SUITE_P(Others, LoweredGradients, ::testing::ValuesIn(other_cases()), name_of);
 
 }  // namespace

@@ -19,36 +19,24 @@
 #include "graph/op_def.h"
 #include "passes/cost.h"
 #include "passes/pipeline.h"
+#include "tests/arrays.h"
 #include "tests/failures.h"
 #include "tests/golden_model.h"
+#include "tests/mixed_graph.h"
+#include "tests/onnx_models.h"
 #include "tests/trainer_runs.h"
 
 namespace ort_train {
 namespace {
 
+using fixtures::mixed;
+using fixtures::typed_ops;
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 
 const std::string kRoot = ORT_TRAIN_SOURCE_DIR;
 
 // --- the pass ---------------------------------------------------------------------------------------------------------------------------
-
-Graph mixed(std::string_view text, DType low = DType::bfloat16, std::vector<AutocastRule> rules = {}) {
-  Graph graph = parse_graph(text);
-  EXPECT_TRUE(mixed_precision(graph, {.precision = low, .autocast = std::move(rules)}));
-  graph.verify("mixed_precision");
-  return graph;
-}
-
-// "MatMul bfloat16", in order.
-std::vector<std::string> typed_ops(const Graph& graph) {
-  std::vector<std::string> ops;
-  for (const NodeId id : graph.order()) {
-    const Node& node = graph.node(id);
-    ops.push_back(std::string(node.op->name) + " " + std::string(to_string(graph.value(node.outputs[0]).dtype)));
-  }
-  return ops;
-}
 
 constexpr const char* kBlock =
     R"(g (float[2, 8] x) => (float[2, 8] y) <float[8] s, float[8] b, float[8, 16] w, float[16] c, float[16, 8] v> {
@@ -163,9 +151,30 @@ TEST(MixedPrecision, TheListChangesOpsAndNodes) {
   EXPECT_THAT(with({{"Exp", Precision::follow}}),
               ElementsAre("Cast float16", "MatMul float16", "Exp float16", "MatMul float16", "Cast float32"));
   EXPECT_THAT(with({{"MatMul", Precision::float32}}), ElementsAre("MatMul float32", "Exp float32", "MatMul float32"));
-  EXPECT_THAT(with({{"Gemm", Precision::float32}, {"thi*", Precision::low}}),
+  EXPECT_THAT(with({{"MatMul", Precision::float32}, {"thi*", Precision::low}}),
               ElementsAre("MatMul float32", "Exp float32", "Cast float16", "MatMul float16", "Cast float32"));
   EXPECT_THAT(error_of(ErrorCode::usage, [&] { with({{"Sofmax", Precision::low}}); }), HasSubstr("'Sofmax' is no op and no node"));
+}
+
+// What others have become is no op that a rule changes along with its like.
+TEST(MixedPrecision, AListNamesOpsAsTheyAre) {
+  const auto refused = [](const std::vector<AutocastRule>& rules) {
+    return error_of(ErrorCode::usage, [&] { mixed(kBlock, DType::bfloat16, rules); });
+  };
+  for (const char* name : {"Gemm", "STFT", "Einsum"}) {
+    const std::string text = refused({{name, Precision::float32}});
+    EXPECT_THAT(text, HasSubstr(std::string("'") + name + "' is no op of the model as it is after the fusions"));
+    EXPECT_THAT(text, HasSubstr("such nodes become others, 'MatMul' for example"));
+  }
+  EXPECT_THAT(refused({{"Mean", Precision::low}}), HasSubstr("'Add' for example"));
+}
+
+// A smaller batch's graph may lack what a rule fits.
+TEST(MixedPrecision, ARuleHasToFitTheMainGraphAlone) {
+  const std::vector<AutocastRule> rules{{"Exp", Precision::low}};
+  EXPECT_THAT(error_of(ErrorCode::usage, [&] { mixed(kBlock, DType::bfloat16, rules); }), HasSubstr("'Exp' is no op and no node"));
+  Graph graph = parse_graph(kBlock);
+  EXPECT_TRUE(mixed_precision(graph, {.precision = DType::bfloat16, .autocast = rules, .refuses_idle_rules = false}));
 }
 
 TEST(MixedPrecision, ProductsAreOfTheTypeThatIsMultiplied) {
@@ -374,6 +383,24 @@ TEST_F(MixedMemory, SavedActivationsShrink) {
 // --- options ----------------------------------------------------------------------------------------------------------------------------
 
 using MixedOptions = TrainerRuns;
+
+// The last batch of an epoch has one sample, of which a mean over the batch is the sample itself.
+TEST_F(MixedOptions, ARemaindersGraphMayLackWhatAListNames) {
+  Options o{.model = fixtures::write_model(folder, R"(<ir_version: 8, opset_import: ["" : 17]> g (float[batch, 3] x) => (float[batch, 2] y)
+    <float[3, 2] w = {1, 2, 3, 4, 5, 6}> {
+      a = MatMul (x, w)
+      m = ReduceMean <axes = [0]> (a)
+      y = Sub (a, m)
+    })")};
+  o.data = Arrays().add("x", {9, 3}, numbers(27, 389)).add("labels", {9, 2}, numbers(18, 31)).write(folder / "data.safetensors");
+  o.loss = "mse";
+  o.batch_size = 4;
+  o.max_steps = 3;
+  o.profile = profile;
+  o.bf16 = true;
+  o.autocast_list = write_file(folder / "list", "ReduceMean low\n");
+  EXPECT_EQ(train(o).losses.size(), 6u);
+}
 
 TEST_F(MixedOptions, WhatCannotBeIsASentence) {
   Options o{.model = kRoot + "/models/char-gpt.onnx", .data = kRoot + "/models/tinyshakespeare.txt", .task = "causal-lm", .seq_length = 16};

@@ -310,6 +310,19 @@ void batch_normalization_cases(std::vector<OpCase>& cases) {
                    .inputs = {floats({2}, {4, 8}), floats({2}, {1, 2}), floats({2}, {8, 0}), floats({2}, {5, 6})},
                    .outputs = 2,
                    .expected = {{5, 6}, {2, 3}}});
+  // A layer that is applied several times.
+  OpCase applied{.name = "applied_again", .op = "RunningStatistics", .attributes = {{"momentum", 0.9f}}, .outputs = 2};
+  for (int batch = 0; batch < 7; ++batch) {
+    applied.inputs.push_back(random({70}));
+    applied.inputs.push_back(random({70}, 0, 2));
+  }
+  cases.push_back(applied);
+  cases.push_back({.name = "numbers_again",
+                   .op = "RunningStatistics",
+                   .attributes = {{"momentum", 0.5f}},
+                   .inputs = {floats({1}, {4}), floats({1}, {1}), floats({1}, {8}), floats({1}, {5}), floats({1}, {2}), floats({1}, {1})},
+                   .outputs = 2,
+                   .expected = {{4}, {2}}});
 }
 
 }  // namespace

@@ -15,6 +15,7 @@
 #include "exec/ops/rmsprop.h"
 #include "exec/ops/sgd.h"
 #include "exec/random.h"
+#include "graph/op_def.h"
 #include "tests/op_cases.h"
 
 namespace ort_train::fixtures {
@@ -54,6 +55,33 @@ void loss_cases(std::vector<OpCase>& cases) {
                                 random_ints(f.labels, 0, f.classes - 1)},
                      .tolerance = 2e-6});
     cases.push_back({.name = f.name, .op = "CountLabels", .attributes = attributes, .inputs = {random_ints(f.labels, 0, 4)}});
+    Shape state = f.labels;
+    state.push_back(5);
+    const Attributes part{
+        {"ignore_index", int64_t{3}}, {"smoothing", 0.1f}, {"z_loss", 0.01f}, {"from", int64_t{256}}, {"classes", 256 + f.classes}};
+    const OpInput labels = random_ints(f.labels, 0, 255 + f.classes),
+                  before{.dtype = DType::float64, .shape = state, .low = 0.5, .high = 2, .differentiate = false};
+    cases.push_back({.name = f.name,
+                     .op = "SoftmaxCrossEntropyPart",
+                     .attributes = part,
+                     .inputs = {random(logits, -3, 3), labels},
+                     .gradient = false});
+    cases.push_back({.name = f.name + std::string("_goes_on"),
+                     .op = "SoftmaxCrossEntropyPart",
+                     .attributes = part,
+                     .inputs = {random(logits, -3, 3), labels, before},
+                     .gradient = false});
+    cases.push_back({.name = f.name,
+                     .op = "SoftmaxCrossEntropyOfParts",
+                     .attributes = part,
+                     .inputs = {before, labels},
+                     .outputs = 2,
+                     .gradient = false});
+    cases.push_back({.name = f.name + std::string("_part"),
+                     .op = "SoftmaxCrossEntropyGrad",
+                     .attributes = part,
+                     .inputs = {statistic(floats({}, {0.3})), random(logits, -3, 3), statistic(random(f.labels, 3, 5)), labels},
+                     .tolerance = 2e-6});
     const OpInput weights = statistic(fixed(random({f.classes}, 0.1, 2)));
     for (const auto& [smoothing, z_loss] : {std::pair{0.0f, 0.0f}, {0.3f, 0.01f}}) {
       cases.push_back({.name = fmt::format("{}_weighted_{}", f.name, static_cast<int>(smoothing * 10)),
@@ -325,6 +353,39 @@ void dropout_cases(std::vector<OpCase>& cases) {
   add("empty", {0, 9}, 0.3f, {7, 3, 0, 1});
 }
 
+void draw_cases(std::vector<OpCase>& cases) {
+  const auto add = [&](std::string name, Shape shape, bool normal, std::vector<double> random_numbers, int64_t shared = 0,
+                       DType type = DType::float32) {
+    const auto attributes = [&](DType to) {
+      Attributes made{{"normal", int64_t{normal}}, {"offset", 0.5f}, {"factor", 1.75f}, {"shape", shape}, {"ordinal", int64_t{17}}};
+      made.set("shared", shared);
+      made.set("seed", int64_t{normal ? 0x3f800000 : 0});
+      set_type(made, kResultType, to);
+      return made;
+    };
+    const bool is_float32 = type == DType::float32;
+    cases.push_back({.name = std::move(name),
+                     .op = "DrawNumbers",
+                     .attributes = attributes(type),
+                     .inputs = {ints({kRandomNumbers}, std::move(random_numbers))},
+                     .float64 = is_float32,
+                     .attributes64 = is_float32 ? std::optional(attributes(DType::float64)) : std::nullopt});
+  };
+  for (const bool normal : {false, true}) {
+    const std::string what = normal ? "normal" : "uniform";
+    add(what, {3, 7, 11}, normal, {42, 1, 0, 3});
+    add(what + "_large", {2, 32771}, normal, {42, 900000, 0, 2});
+    add(what + "_negative_seed", {5, 13}, normal, {-1, 1, 6, 5});
+    add(what + "_later", {3, 50021}, normal, {7, 3, 1000000, 3});
+    add(what + "_shared", {4, 9}, normal, {7, 0, 5, 2}, 1);
+    add(what + "_single", {}, normal, {7, 3, 0, 1});
+    add(what + "_empty", {0, 9}, normal, {7, 3, 0, 1});
+    add(what + "_float64", {3, 7, 11}, normal, {42, 1, 2, 3}, 0, DType::float64);
+    add(what + "_float16", {3, 7, 11}, normal, {42, 1, 2, 3}, 0, DType::float16);
+    add(what + "_bfloat16", {3, 4099}, normal, {42, 1, 3, 3}, 0, DType::bfloat16);
+  }
+}
+
 void lstm_cases(std::vector<OpCase>& cases) {
   for (const auto& [name, batch, hidden] : {std::tuple("small", 3, 5), {"odd", 1, 67}, {"large", 9, 1030}, {"empty", 0, 4}}) {
     const Shape gates{batch, 4 * hidden}, state{batch, hidden};
@@ -346,6 +407,7 @@ std::vector<OpCase> nn_op_cases() {
   loss_cases(cases);
   optimizer_cases(cases);
   dropout_cases(cases);
+  draw_cases(cases);
   lstm_cases(cases);
   return cases;
 }

@@ -431,6 +431,18 @@ void reduction_cases(std::vector<OpCase>& cases) {
   for (size_t i = 0; i < zeros.size(); ++i) zeros[i] = i * i % 7 < 3 ? 0.0 : -0.0;
   for (const char* op : {"ReduceMax", "ReduceMin"})
     cases.push_back({.name = "zeros", .op = op, .attributes = last, .inputs = {floats({3, 600}, zeros)}, .gradient = false});
+  // The products of halves of each row are too large for a float32, and too small.
+  constexpr size_t kHalf = 13;
+  std::vector<double> far(4 * kHalf), others(far.size());
+  for (size_t i = 0; i < far.size(); ++i) {
+    far[i] = i / kHalf % 3 == 0 ? 0x1p12 : 0x1p-12;
+    others[i] = 1 / far[i];
+  }
+  cases.push_back({.name = "far_products",
+                   .op = "ReduceProdGrad",
+                   .attributes = last,
+                   .inputs = {floats({2}, {1, 1}), floats({2, 2 * int64_t{kHalf}}, far)},
+                   .expected = {others}});
   cases.insert(
       cases.end(),
       {

@@ -133,7 +133,7 @@ constexpr OpDef kAdd{
              {.domain = "", .name = "Mean", .since = 6, .lower = lower_mean}},
     .infer = infer_pair,
     .gradient = add_gradient,
-    .traits = {.along = along_elements},
+    .traits = {.precision = {.single = SingleNumber::added}, .along = along_elements},
     .standard = 14,
 };
 constexpr Kernel kAddKernel{
@@ -149,7 +149,7 @@ constexpr OpDef kSub{
     .onnx = {{.domain = "", .name = "Sub", .since = 7}},
     .infer = infer_pair,
     .gradient = sub_gradient,
-    .traits = {.along = along_elements},
+    .traits = {.precision = {.single = SingleNumber::added}, .along = along_elements},
     .standard = 14,
 };
 constexpr Kernel kSubKernel{
@@ -165,7 +165,7 @@ constexpr OpDef kMul{
     .onnx = {{.domain = "", .name = "Mul", .since = 7}, {.domain = "ai.onnx.ml", .name = "Scaler", .lower = lower_scaler, .inputs = 1}},
     .infer = infer_pair,
     .gradient = mul_gradient,
-    .traits = {.along = along_elements},
+    .traits = {.precision = {.single = SingleNumber::multiplied}, .along = along_elements},
     .standard = 14,
 };
 constexpr Kernel kMulKernel{
@@ -181,7 +181,7 @@ constexpr OpDef kDiv{
     .onnx = {{.domain = "", .name = "Div", .since = 7}},
     .infer = infer_pair,
     .gradient = div_gradient,
-    .traits = {.along = along_elements},
+    .traits = {.precision = {.single = SingleNumber::multiplied}, .along = along_elements},
     .standard = 14,
 };
 constexpr Kernel kDivKernel{

@@ -6,8 +6,8 @@
 //     frozen: ONNX's inference mode
 //   LiveBatchNormalization{epsilon}(x, scale, bias) -> y, mean, variance
 //     of this batch, the variance over all n elements
-//   RunningStatistics{momentum}(running_mean, running_var, mean, variance) -> both, changed
-//     running * momentum + batch * (1 - momentum)
+//   RunningStatistics{momentum}(running_mean, running_var, mean, variance, ...) -> both, changed
+//     running * momentum + batch * (1 - momentum), once for each mean and variance: of a layer that the model applies several times
 //   BatchNormalizationGrad{epsilon, live}(dy, x, scale, mean, variance) -> dx, dscale?, dbias?
 //
 // What a live layer computes is pure, and may be computed again; what it changes is changed by another node, once a batch. The running
@@ -20,6 +20,7 @@
 
 #include "exec/ops/batch_normalization.h"
 
+#include <algorithm>
 #include <array>
 #include <set>
 #include <utility>
@@ -375,7 +376,9 @@ void live_gradient(const Node& node, GradientBuilder& g) { emit_gradient(g, node
 // --- running statistics ---------------------------------------------------------------------------------------------------------------
 
 std::vector<TensorType> infer_running(const InferContext& context) {
-  for (size_t i : {1, 2, 3}) {
+  const size_t inputs = context.inputs.size();
+  if (inputs < 4 || inputs % 2 != 0) throw error(ErrorCode::unsupported, "{} inputs aren't pairs of a mean and a variance", inputs);
+  for (size_t i = 1; i < inputs; ++i) {
     const TensorType &running = context.input(0),
                      &other = context.input(i);  // statistics of a batch may be float32 where these are of 16 bits
     if (other != running && (i < 2 || other != TensorType{compute_type(running.dtype), running.shape}))
@@ -388,28 +391,30 @@ KernelRun update(const KernelSpec& spec) {
   return for_type(Wide{}, spec.inputs[0].dtype, [&]<typename T>() -> KernelRun {
     return
         [n = element_count(spec.inputs[0].shape), momentum = T(spec.attributes.get("momentum", kUsualMomentum))](const KernelArgs& args) {
-          for (const size_t which : {0, 1}) {
-            const T* const batch = args.in<T>(which + 2);
-            T* const running = args.out<T>(which);
+          for (size_t input = 2; input < args.inputs.size(); ++input) {
+            const T* const batch = args.in<T>(input);
+            T* const running = args.out<T>(input % 2);
             for (int64_t i = 0; i < n; ++i) running[i] = running[i] * momentum + batch[i] * (T(1) - momentum);
           }
         };
   });
 }
 
-// The layer normalises by the running statistics, which nothing changes any more.
+// The layer, wherever it is applied, normalises by the running statistics, which nothing changes any more.
 void outside_training(Graph& graph, NodeId id) {
   const Node update = graph.node(id);
-  const ValueId mean = update.inputs[2], variance = update.inputs[3];
-  Node& layer = graph.node(graph.value(mean).producer);
-  require(layer.op->traits.statistics == Statistics::batch, "running statistics of no layer");
   graph.remove_node(id);
-  layer.op = &op_named("BatchNormalization");
-  layer.inputs.insert(layer.inputs.end(), {update.inputs[0], update.inputs[1]});
-  layer.outputs.resize(1);
-  graph.value(mean).producer = graph.value(variance).producer = kNone;
-  graph.replace_uses(mean, update.inputs[0]);
-  graph.replace_uses(variance, update.inputs[1]);
+  for (size_t i = 2; i < update.inputs.size(); i += 2) {
+    const ValueId mean = update.inputs[i], variance = update.inputs[i + 1];
+    Node& layer = graph.node(graph.value(mean).producer);
+    require(layer.op->traits.statistics == Statistics::batch, "running statistics of no layer");
+    layer.op = &op_named("BatchNormalization");
+    layer.inputs.insert(layer.inputs.end(), {update.inputs[0], update.inputs[1]});
+    layer.outputs.resize(1);
+    graph.value(mean).producer = graph.value(variance).producer = kNone;
+    graph.replace_uses(mean, update.inputs[0]);
+    graph.replace_uses(variance, update.inputs[1]);
+  }
 }
 
 // --- import ---------------------------------------------------------------------------------------------------------------------------
@@ -445,9 +450,23 @@ ValueId normalize_by_computed(Lowering& l, ValueId x, const ValueId (&statistics
   return l.emit("Add", {l.emit("Mul", {centered, by_channel(l, factor, shape)}), by_channel(l, l.input(2), shape)});
 }
 
+// The node that changes these running statistics for the same layer, which the model applies again: with the same scale and bias. kNone:
+// there is none.
+NodeId update_of_layer(Lowering& l, const ValueId (&running)[2]) {
+  const Graph& graph = l.graph();
+  for (const NodeId id : graph.order()) {
+    const Node& update = graph.node(id);
+    if (update.op->name != "RunningStatistics" || update.inputs[0] != running[0] || update.inputs[1] != running[1]) continue;
+    const Node& layer = graph.node(graph.value(update.inputs[2]).producer);
+    if (layer.inputs[1] == l.input(1) && layer.inputs[2] == l.input(2)) return id;
+  }
+  return kNone;
+}
+
 // Running statistics are no trained weights, and those that change are one layer's and kept. (That nothing else reads them is for the
 // importer to see.)
 void check_kept(Lowering& l, const ValueId (&running)[2], bool live) {
+  const NodeId own = live ? update_of_layer(l, running) : kNone;
   for (const ValueId value : running) {
     const Value& statistic = l.value(value);
     if (statistic.kind == ValueKind::parameter && statistic.trainable)
@@ -456,7 +475,7 @@ void check_kept(Lowering& l, const ValueId (&running)[2], bool live) {
       l.fail("its running statistics are no initializers, so live ones have no place to be kept");
     for (NodeId id : l.graph().order()) {
       const Node& other = l.graph().node(id);
-      const bool changes = other.op->name == "RunningStatistics";
+      const bool changes = other.op->name == "RunningStatistics" && id != own;
       if (reads(other, value) && (changes || (live && other.op->name == "BatchNormalization")))
         l.fail(fmt::format("shares the running statistic '{}' with '{}', and one of the two is live", statistic.name, other.name));
     }
@@ -487,11 +506,21 @@ void lower(Lowering& l) {
     const ValueId taken = l.emit("Mul", {results[i], l.scalar_like(results[i], 1 - double{momentum})});
     l.output(i, l.emit("Add", {kept, l.cast(taken, l.dtype(kept))}));
   }
-  if (is_weight) return l.output(0, results[0]);
+  l.output(0, results[0]);
+  if (is_weight) return;
+  if (const NodeId earlier = update_of_layer(l, running); earlier != kNone) {  // it takes in this batch, too: after the one before
+    Graph& graph = l.graph();
+    Node& update = graph.node(earlier);
+    if (update.attributes.get("momentum", kUsualMomentum) != momentum)
+      l.fail(fmt::format("applies the layer of '{}' with another momentum, {}", update.name, momentum));
+    update.inputs.insert(update.inputs.end(), {results[1], results[2]});
+    std::vector<NodeId> order = graph.order();
+    std::rotate(std::find(order.begin(), order.end(), earlier), std::find(order.begin(), order.end(), earlier) + 1, order.end());
+    return graph.set_order(std::move(order));
+  }
   const std::vector<ValueId> changed =
       l.emit_many("RunningStatistics", {running[0], running[1], results[1], results[2]}, {{"momentum", momentum}}, 2);
   for (const ValueId value : changed) l.graph().value(value).kind = ValueKind::parameter;
-  l.output(0, results[0]);
 }
 
 }  // namespace

@@ -211,6 +211,7 @@ ValueId fold(Lowering& l, ValueId x, Attributes attributes, const Shape& y) {
   }
   attributes.set("group", y[1]);
   attributes.set("shape", y);
+  attributes.set(kRunsIn, static_cast<int64_t>(Precision::follow));
   return l.emit("ConvTranspose", {x, l.cast(l.constant(std::move(chosen)), l.dtype(x))}, attributes);
 }
 
@@ -305,6 +306,7 @@ void lower_transpose(Lowering& l) {
   if (!is_same && automatic != "NOTSET" && automatic != "VALID" && !automatic.empty())
     l.fail(fmt::format("its auto_pad is '{}', which the standard does not know", automatic));
   Shape y{x[0], checked_product({w[1], group})};
+  std::vector<int64_t> behind(2 * y.size() + 2 * axes);  // of y, elements at its ends that no window reaches
   for (size_t i = 0; i < axes; ++i) {
     const int64_t whole = checked_product({strides[i], x[2 + i] - 1}) + more[i] + checked_product({kernel[i] - 1, dilations[i]}) + 1;
     if (is_free) {  // the pads follow from the size
@@ -318,16 +320,21 @@ void lower_transpose(Lowering& l) {
       if (automatic == "VALID") pads[i] = pads[axes + i] = 0;
       y.push_back(whole - pads[i] - pads[axes + i]);
     }
+    // Output padding as long as a stride is less padding at the end, then zeros behind it.
+    int64_t& end = pads[axes + i];
+    const int64_t beyond = std::max<int64_t>(0, more[i] - (strides[i] - 1)), padding = std::min(end, beyond);
+    end -= padding;
+    behind[2 + axes + 2 + i] = beyond - padding;
+    y.back() -= beyond - padding;
     if (y.back() < 1) l.fail(fmt::format("its result would have {} elements along axis {}", y.back(), 2 + i));
   }
   const Attributes attributes{{"kernel_shape", kernel}, {"strides", strides}, {"dilations", dilations},
                               {"pads", pads},           {"group", group},     {"shape", y}};
   if (axes > 3) l.fail(fmt::format("it slides over {} axes of {}; over one to three it is supported", axes, to_string(x)));
   const bool fits = axes < 3 ? windowed_shape(windows_of(attributes, y), y, x[1]) == x : fits_volume(attributes, x, y);
-  if (!fits)
-    l.fail(fmt::format("a result of {} does not belong to {}: its output_padding must be smaller than its strides", to_string(y),
-                       to_string(x)));
+  if (!fits) l.fail(fmt::format("a result of {} does not belong to {}: its output_shape is too large", to_string(y), to_string(x)));
   ValueId result = axes == 3 ? transposed_volume(l, attributes, y) : l.emit("ConvTranspose", {l.input(0), l.input(1)}, attributes);
+  if (std::any_of(behind.begin(), behind.end(), [](int64_t n) { return n > 0; })) result = l.emit("Pad", {result}, {{"pads", behind}});
   if (l.has(2)) {
     Shape of_channels(y.size() - 1, 1);
     of_channels[0] = y[1];

@@ -11,22 +11,10 @@
 
 #include "exec/elementwise.h"
 #include "exec/op_list.h"
-#include "graph/dependence.h"
+#include "exec/ops/draw.h"
 
 ORT_TRAIN_OPS_BEGIN
 namespace {
-
-bool depends_on_an_input(const Graph& graph, ValueId value) {
-  const std::vector<ValueId> inputs = inputs_behind(graph, value);
-  return std::any_of(inputs.begin(), inputs.end(), [&](ValueId input) { return graph.value(input).name != kRandomInput; });
-}
-
-ValueId random_input(Graph& graph) {
-  if (const ValueId known = graph.find_value(kRandomInput); known != kNone) return known;
-  const ValueId made = graph.add_value({.name = kRandomInput, .dtype = DType::int64, .shape = {kRandomNumbers}, .kind = ValueKind::input});
-  graph.inputs.push_back(made);
-  return made;
-}
 
 void lower(Lowering& l) {
   const ValueId x = l.input(0);
@@ -40,7 +28,7 @@ void lower(Lowering& l) {
     if (with_mask) l.output(1, ones(l.node.opset < 10 ? l.scalar_like(x, 1) : l.constant(scalar_tensor(true))));
     return;
   }
-  const Attributes attributes{{"ratio", ratio}, {"ordinal", int64_t{l.ordinal()}}, {"shared", int64_t{!depends_on_an_input(l.graph(), x)}}};
+  const Attributes attributes{{"ratio", ratio}, {"ordinal", int64_t{l.ordinal()}}, {"shared", int64_t{!depends_on_samples(l.graph(), x)}}};
   const ValueId random = random_input(l.graph());
   l.output(0, l.emit("Dropout", {x, random}, attributes));
   if (!with_mask) return;

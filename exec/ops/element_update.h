@@ -23,8 +23,9 @@
 // No two rules have the same name, in whatever files: of functions that are made of a template in an unnamed namespace, GCC 12 keeps one
 // for all files.
 //
-// States may be stored as dynamic8 (graph/dynamic8.h), each block of which is made numbers, updated and rounded again. The parameter is
-// updated by the numbers before they are rounded, as in bitsandbytes, whose rounding the attribute `bitsandbytes` asks for.
+// States of parameters that are computed with in float32 may be stored as dynamic8 (graph/dynamic8.h), each block of which is made numbers,
+// updated and rounded again. The parameter is updated by the numbers before they are rounded, as in bitsandbytes, whose rounding the
+// attribute `bitsandbytes` asks for.
 
 #pragma once
 
@@ -49,6 +50,8 @@ template <int64_t scalars> std::vector<TensorType> infer_element_update(const In
   std::vector<TensorType> outputs{parameter};
   for (size_t i = kFirstStateInput; i < context.inputs.size(); ++i) {
     const DType stored = context.input(i).dtype;
+    if (is_quantized(stored) && computed.dtype != DType::float32)
+      throw error(ErrorCode::unsupported, "{} isn't updated with state in 8 bits, which is computed with in float32", to_string(parameter));
     check_input(context, i, is_quantized(stored) ? TensorType{stored, parameter.shape} : computed);
     outputs.push_back(context.input(i));
   }

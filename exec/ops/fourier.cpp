@@ -86,7 +86,9 @@ ValueId transformed(Lowering& l, ValueId x, int64_t axis, const Transform& trans
   const bool moves = axis != rank - 2;
   if (moves) x = l.transpose(x, order);
   const ValueId matrix = l.cast(l.constant(matrix_of(transform, rows, parts, columns, made)), l.dtype(x));
-  ValueId y = l.emit("MatMul", {l.reshape(x, {element_count(others), rows * parts}), matrix});
+  // As in PyTorch: the largest and the smallest frequencies are far apart.
+  const Attributes in_float32{{kRunsIn, static_cast<int64_t>(Precision::float32)}};
+  ValueId y = l.emit("MatMul", {l.reshape(x, {element_count(others), rows * parts}), matrix}, in_float32);
   Shape to = others;
   to.push_back(columns);
   to.push_back(made);

@@ -9,6 +9,7 @@
 #include "exec/map_elements.h"
 #include "exec/normalization.h"
 #include "exec/op_list.h"
+#include "exec/ops/contrib_attention.h"
 
 ORT_TRAIN_OPS_BEGIN
 namespace {
@@ -170,13 +171,42 @@ void lower_instance(Lowering& l) {
   l.output(0, l.reshape(y, shape));
 }
 
+// Of each group of channels of each sample: x (N, C, ...). Scale and bias have a number for each channel, before opset 21 for each group.
+// (The standard's own function subtracts the square of the mean from the mean of the squares.)
+void lower_group(Lowering& l) {
+  constexpr int kOfChannels = 21;
+  const ValueId x = l.input(0), scale = l.input(1), bias = l.input(2);
+  const Shape shape = l.shape(x);
+  const int64_t groups = l.node.attributes.get("num_groups", int64_t{0});
+  if (shape.size() < 2 || groups < 1 || shape[1] == 0 || shape[1] % groups != 0)
+    l.fail(fmt::format("x {} has no channels that {} groups could share", to_string(shape), groups));
+  const int64_t numbers = l.node.opset < kOfChannels ? groups : shape[1], sample = element_count(shape.from(1));
+  if (l.shape(scale) != Shape{numbers} || l.shape(bias) != Shape{numbers})
+    l.fail(fmt::format("scale {} and bias {} would have to be [{}]: a number for each {}", to_string(l.shape(scale)),
+                       to_string(l.shape(bias)), numbers, numbers == groups ? "group" : "channel"));
+  const ValueId rows = l.reshape(x, {shape[0], groups, sample / groups});
+  const ValueId ones = l.emit("Expand", {l.scalar_like(x, 1)}, {{"shape", Shape{sample / groups}}});
+  const Attributes attributes{{"axis", int64_t{2}}, {"epsilon", l.node.attributes.get("epsilon", 1e-5f)}};
+  ValueId y = l.emit_many("LayerNormalization", {rows, ones}, attributes, 3)[0];
+  y = l.reshape(y, {shape[0], numbers, sample / numbers});
+  y = l.emit("Mul", {y, l.reshape(scale, {numbers, 1})});
+  y = l.emit("Add", {y, l.reshape(bias, {numbers, 1})});
+  l.output(0, l.reshape(y, shape));
+}
+
 }  // namespace
 
 constexpr OpDef kLayerNormalization{
     .name = "LayerNormalization",
     .onnx = {{.domain = "", .name = "LayerNormalization", .since = 1, .lower = lower},  // before opset 17 a contributed op of that name
              {.domain = "", .name = "InstanceNormalization", .since = 6, .lower = lower_instance},
-             {.domain = "com.microsoft", .name = "SkipLayerNormalization", .lower = lower_skip, .inputs = 5, .outputs = 4}},
+             {.domain = "", .name = "GroupNormalization", .since = 18, .lower = lower_group},
+             {.domain = "com.microsoft", .name = "SkipLayerNormalization", .lower = lower_skip, .inputs = 5, .outputs = 4},
+             {.domain = "com.microsoft",
+              .name = "EmbedLayerNormalization",
+              .lower = lower_embed_layer_normalization,
+              .inputs = 9,
+              .outputs = 3}},
     .infer = [](const InferContext& context) { return infer_normalization(context, 2); },
     .gradient = gradient,
     .traits = {.precision = kNormalizationPrecision, .along = along_axes_before},

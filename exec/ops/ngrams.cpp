@@ -72,7 +72,8 @@ void lower_tf_idf(Lowering& l) {
       }
       if (found != kNone) {
         if (mode == "IDF") found = l.emit("Min", {found, l.scalar_like(found, 1)});
-        counts = l.emit("Add", {counts, l.emit("MatMul", {found, l.constant(std::move(places))})});
+        const Attributes in_float32{{kRunsIn, static_cast<int64_t>(Precision::float32)}};  // counts are whole numbers
+        counts = l.emit("Add", {counts, l.emit("MatMul", {found, l.constant(std::move(places))}, in_float32)});
       }
     }
     first += static_cast<size_t>(grams);

@@ -341,10 +341,14 @@ void lower_response(Lowering& l) {
   l.output(0, l.emit("Div", {x, l.emit("Pow", {base, number("beta", 0.75f)})}));
 }
 
+// As one window: the gradient of a maximum is that of the first of its largest elements. (A reduction, because a MaxPoolGrad looks at each
+// tap of a window for each element.)
 template <bool mean> void lower_global(Lowering& l) {
   std::vector<int64_t> axes;
   for (size_t axis = 2; axis < l.shape(l.input(0)).size(); ++axis) axes.push_back(static_cast<int64_t>(axis));
-  l.output(0, l.emit(mean ? "ReduceMean" : "ReduceMax", {l.input(0)}, {{"axes", axes}, {"keepdims", int64_t{1}}}));
+  Attributes attributes{{"axes", axes}, {"keepdims", int64_t{1}}};
+  if (!mean) attributes.set("first", int64_t{1});
+  l.output(0, l.emit(mean ? "ReduceMean" : "ReduceMax", {l.input(0)}, attributes));
 }
 
 }  // namespace

@@ -2,8 +2,9 @@
 //
 // Of 16-bit numbers the result may be float32 (attribute `to`). `axes` are normalised; none means that nothing is reduced (ONNX's "all" is
 // resolved at import). ReduceL1, ReduceLogSum, ReduceLogSumExp and LpNormalization lower to these. The gradient of Max and Min is shared
-// equally among the elements that are equal to the result. ReduceProd's is ReduceProdGrad(dy, x): dy times the product of all other
-// elements, right where elements are zero. Of ReduceL2 at the zero vector it is zero.
+// equally among the elements that are equal to the result; with the attribute `first`, over the last axes, it is that of the first of them,
+// as a pool's. ReduceProd's is ReduceProdGrad(dy, x): dy times the product of all other elements, right where elements are zero. Of
+// ReduceL2 at the zero vector it is zero. What 16-bit gradients are divided by is a float32: float16 has no 65,536, bfloat16 no 361.
 
 #include "exec/ops/reduce.h"
 
@@ -11,6 +12,7 @@
 
 #include "exec/op_list.h"
 #include "exec/reduce.h"
+#include "exec/workspace.h"
 
 ORT_TRAIN_OPS_BEGIN
 
@@ -121,16 +123,33 @@ void mean_gradient(const Node& node, GradientBuilder& g) {
   const Shape from = g.shape(node.inputs[0]);
   double count = 1;
   for (int64_t axis : reduced_axes(node.attributes, from)) count *= static_cast<double>(from[axis]);
-  const ValueId dy = g.output_gradient(0);
+  const ValueId of_mean = g.output_gradient(0), dy = g.cast(of_mean, compute_type(g.dtype(of_mean)));
   g.input_gradient(0, spread(g, node, g.emit("Div", {dy, g.scalar_like(dy, count)})));
 }
 
+// To the first of the largest elements, in the order of memory.
+void first_gradient(const Node& node, GradientBuilder& g) {
+  const ValueId x = node.inputs[0];
+  const Shape shape = g.shape(x);
+  const size_t kept = shape.size() - reduced_axes(node.attributes, shape).size();
+  const Shape rows{element_count(shape.before(kept)), element_count(shape.from(kept))};
+  const ValueId largest =
+      g.emit("ArgMax", {g.reshape(x, rows)}, {{"axis", int64_t{1}}, {"keepdims", int64_t{1}}, {"select_last_index", int64_t{0}}});
+  const ValueId zeros = g.emit("ConstantOfShape", {}, {{"shape", rows}, {"value", Tensor(g.dtype(x), {1})}});
+  const ValueId dy = g.reshape(g.cast(g.output_gradient(0), g.dtype(x)), {rows[0], 1});
+  g.input_gradient(0, g.reshape(g.emit("ScatterElements", {zeros, largest, dy}, {{"axis", int64_t{1}}}), shape));
+}
+
 void extreme_gradient(const Node& node, GradientBuilder& g) {
-  const ValueId x = node.inputs[0], dy = with_axes(g, node, g.output_gradient(0));
+  if (node.attributes.get("first", 0) != 0) return first_gradient(node, g);
+  const ValueId x = node.inputs[0];
   const ValueId equal = g.emit("Equal", {x, with_axes(g, node, node.outputs[0])});
   const ValueId chosen = g.emit("Cast", {equal}, {{"to", static_cast<int64_t>(g.dtype(x))}});
-  const ValueId ties = emit_reduce(g, "ReduceSum", chosen, reduced_axes(node.attributes, g.shape(x)), true);
-  g.input_gradient(0, g.emit("Mul", {chosen, g.emit("Div", {dy, ties})}));
+  Attributes of_ties{{"axes", reduced_axes(node.attributes, g.shape(x))}, {"keepdims", int64_t{1}}};
+  if (is_half(g.dtype(x))) set_type(of_ties, kResultType, compute_type(g.dtype(x)));
+  const ValueId ties = g.emit("ReduceSum", {chosen}, of_ties);
+  const ValueId dy = g.reshape(g.cast(g.output_gradient(0), g.dtype(ties)), g.shape(ties));
+  g.input_gradient(0, g.emit("Mul", {chosen, g.cast(g.emit("Div", {dy, ties}), g.dtype(x))}));
 }
 
 void sum_square_gradient(const Node& node, GradientBuilder& g) {
@@ -163,7 +182,14 @@ template <template <typename> class Kind, typename Supported> KernelRun prepare(
 
 std::vector<TensorType> infer_prod_grad(const InferContext& context) { return {context.input(1)}; }
 
-// Forwards the product of all elements before, then backwards times that of all after: no division, so zeros are no exception.
+int64_t prefixes_of(int64_t count) { return whole_lines(count * int64_t{sizeof(double)}); }
+Workspace prod_grad_workspace(const KernelSpec& spec) {
+  const Shape& shape = spec.inputs[1].shape;
+  return {.each = prefixes_of(reduced_loops(shape, reduced_axes(spec.attributes, shape)).reduced.count)};
+}
+
+// Forwards the product of all elements before, then backwards times that of all after: no division, so zeros are no exception. In double,
+// as the product itself: parts of it may leave the range of floats.
 template <typename T> KernelRun prod_grad_of(const KernelSpec& spec) {
   const auto [kept, forward] = reduced_loops(spec.inputs[1].shape, reduced_axes(spec.attributes, spec.inputs[1].shape));
   StridedLoop<1> backward = forward;
@@ -175,21 +201,21 @@ template <typename T> KernelRun prod_grad_of(const KernelSpec& spec) {
   return [kept = kept, forward = forward, backward, last](const KernelArgs& args) {
     const T *const dy = args.in<T>(0), *const x = args.in<T>(1);
     T* const dx = args.out<T>(0);
-    args.workers().parallel_blocks(kept.count, per_task(kTaskElements, forward.count), [&](int64_t begin, int64_t end) {
+    args.workers().parallel_blocks(kept.count, per_task(kTaskElements, forward.count), [&](int64_t begin, int64_t end, int worker) {
+      auto* const prefixes = reinterpret_cast<double*>(args.workspace + worker * prefixes_of(forward.count));
       for (int64_t output = begin; output < end; ++output) {
         const int64_t at = offset_at(kept, output);
         double before = 1, after = static_cast<double>(dy[output]);
-        walk(forward, 0, forward.count, [&](const std::array<int64_t, 1>& offsets, int64_t, int64_t run) {
+        walk(forward, 0, forward.count, [&](const std::array<int64_t, 1>& offsets, int64_t first, int64_t run) {
           for (int64_t i = 0; i < run; ++i) {
-            const int64_t here = at + offsets[0] + i * forward.inner_stride(0);
-            dx[here] = static_cast<T>(before);
-            before *= static_cast<double>(x[here]);
+            prefixes[first + i] = before;
+            before *= static_cast<double>(x[at + offsets[0] + i * forward.inner_stride(0)]);
           }
         });
-        walk(backward, 0, backward.count, [&](const std::array<int64_t, 1>& offsets, int64_t, int64_t run) {
+        walk(backward, 0, backward.count, [&](const std::array<int64_t, 1>& offsets, int64_t first, int64_t run) {
           for (int64_t i = 0; i < run; ++i) {
             const int64_t here = at + last + offsets[0] + i * backward.inner_stride(0);
-            dx[here] = static_cast<T>(static_cast<double>(dx[here]) * after);
+            dx[here] = static_cast<T>(prefixes[backward.count - 1 - (first + i)] * after);
             after *= static_cast<double>(x[here]);
           }
         });
@@ -281,6 +307,7 @@ constexpr Kernel kReduceProdGradKernel{
     .types = kWide,
     .halves_by_float32 = true,
     .cost = reduction_cost,
+    .workspace = prod_grad_workspace,
     .prepare = prepare_prod_grad,
 };
 

@@ -24,6 +24,7 @@ namespace {
 
 constexpr int64_t kMostElements = int64_t{1} << 26;  // of a matrix of weights
 constexpr int64_t kMostLength = int64_t{1} << 24;    // of an axis
+constexpr const char* kOldNearest = "";              // before opset 11: the element before, where the axis shrinks the one behind
 
 struct Axis {
   int64_t number = 0, in = 0, out = 0;
@@ -62,10 +63,10 @@ template <typename Number> Number place_of(const Method& method, const Axis& axi
   return x / scale;  // asymmetric
 }
 
-int64_t nearest_to(const Method& method, float x) {
+int64_t nearest_to(const Method& method, const Axis& axis, float x) {
   const float below = std::floor(x), rest = x - below;
   bool up = false;
-  if (method.nearest == "ceil") up = rest > 0;
+  if (method.nearest == "ceil" || (method.nearest == kOldNearest && axis.scale < 1)) up = rest > 0;
   if (method.nearest == "round_prefer_floor") up = rest > 0.5;
   if (method.nearest == "round_prefer_ceil") up = rest >= 0.5;
   return static_cast<int64_t>(below) + (up ? 1 : 0);
@@ -128,7 +129,7 @@ ValueId constant_like(Lowering& l, ValueId like, Shape shape, const std::vector<
 ValueId resize_nearest(Lowering& l, ValueId x, const Method& method, const Axis& axis) {
   std::vector<int64_t> from(static_cast<size_t>(axis.out));
   for (int64_t o = 0; o < axis.out; ++o)
-    from[static_cast<size_t>(o)] = std::clamp<int64_t>(nearest_to(method, place_of<float>(method, axis, o)), 0, axis.in - 1);
+    from[static_cast<size_t>(o)] = std::clamp<int64_t>(nearest_to(method, axis, place_of<float>(method, axis, o)), 0, axis.in - 1);
   const int64_t times = axis.out / axis.in;
   bool repeats = axis.out % axis.in == 0;
   for (int64_t o = 0; repeats && o < axis.out; ++o) repeats = from[static_cast<size_t>(o)] == o / times;
@@ -146,8 +147,10 @@ ValueId resize_by_weights(Lowering& l, ValueId x, const Method& method, const Ax
   const auto at = static_cast<size_t>(axis.number);
   const int64_t outer = element_count(shape.before(at)), inner = element_count(shape.from(at + 1));
   const ValueId weights = constant_like(l, x, {axis.out, axis.in}, weights_of(l, method, axis));
-  const ValueId y = inner == 1 ? l.emit("MatMul", {l.reshape(x, {outer, axis.in}), weights}, {{"trans_b", int64_t{1}}})
-                               : l.emit("MatMul", {weights, l.reshape(x, {outer, axis.in, inner})});
+  Attributes attributes{{kRunsIn, static_cast<int64_t>(Precision::follow)}};
+  if (inner == 1) attributes.set("trans_b", int64_t{1});
+  const ValueId y = inner == 1 ? l.emit("MatMul", {l.reshape(x, {outer, axis.in}), weights}, attributes)
+                               : l.emit("MatMul", {weights, l.reshape(x, {outer, axis.in, inner})}, attributes);
   shape[axis.number] = axis.out;
   return l.reshape(y, shape);
 }
@@ -209,7 +212,7 @@ void lower_upsample(Lowering& l) {
   std::vector<double> scales = numbers(l, 1, "the scales");
   for (const float scale : float_list(l.node.attributes, "scales")) scales.push_back(scale);
   if (static_cast<int64_t>(scales.size()) != rank) l.fail(fmt::format("it has {} scales for {} axes", scales.size(), rank));
-  const Method method{.mode = chosen(l, "mode", "nearest", {"nearest", "linear"}), .place = "asymmetric", .nearest = "floor"};
+  const Method method{.mode = chosen(l, "mode", "nearest", {"nearest", "linear"}), .place = "asymmetric", .nearest = kOldNearest};
   std::vector<Axis> axes;
   for (int64_t i = 0; i < rank; ++i) axes.push_back(scaled(l, i, scales[static_cast<size_t>(i)]));
   resize(l, method, axes);

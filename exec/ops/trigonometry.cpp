@@ -75,9 +75,9 @@ constexpr OpDef function(std::string_view name, int standard, void (*gradient)(c
 
 }  // namespace
 
-constexpr OpDef kSin = function("Sin", 7, sin_gradient);
+constexpr OpDef kSin = function("Sin", 7, sin_gradient, kInFloat32);
 constexpr Kernel kSinKernel = unary_functor_kernel<SinOf>(elementwise_cost<30>);
-constexpr OpDef kCos = function("Cos", 7, cos_gradient);
+constexpr OpDef kCos = function("Cos", 7, cos_gradient, kInFloat32);
 constexpr Kernel kCosKernel = unary_functor_kernel<CosOf>(elementwise_cost<30>);
 constexpr OpDef kTan = function("Tan", 7, tan_gradient, kInFloat32);
 constexpr Kernel kTanKernel = unary_functor_kernel<TanOf>(elementwise_cost<30>);

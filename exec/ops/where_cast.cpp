@@ -157,6 +157,7 @@ constexpr OpDef kBitCast{
     .onnx = {{.domain = "", .name = "BitCast", .since = 26, .lower = lower_bitcast}},
     .infer = infer_bitcast,
     .no_gradient = "bits have no gradient",
+    .traits = {.precision = kInFloat32},  // as many bits as in the file
 };
 constexpr Kernel kBitCastKernel{
     .types = kAnyType,

@@ -182,26 +182,38 @@ KernelRun backward(const KernelSpec& spec) {
   });
 }
 
-template <typename T, typename B> struct RunningStatistic {
+// Takes in some batches, one after another.
+template <typename T> struct RunningStatistic {
+  using C = Compute<T>;
+  static constexpr int kMost = 8;
   const T* running;
-  const B* batch;
   T* changed;
-  Compute<T> momentum;
+  C momentum;
+  int count = 0;
+  ChannelNumbers<C> batches[kMost] = {};
+
   HOST_DEVICE void operator()(int64_t i) const {
-    changed[i] = store<T>(load(running[i]) * momentum + load(batch[i]) * (Compute<T>(1) - momentum));
+    C value = load(running[i]);
+    for (int k = 0; k < count; ++k) value = value * momentum + batches[k].at(i) * (C(1) - momentum);
+    changed[i] = store<T>(value);
   }
 };
 
 KernelRun update(const KernelSpec& spec) {
   return for_type(Floats{}, spec.inputs[0].dtype, [&]<typename T>() -> KernelRun {
+    using Statistic = RunningStatistic<T>;
     using C = Compute<T>;
-    return [n = element_count(spec.inputs[0].shape), momentum = C(spec.attributes.get("momentum", kUsualMomentum)),
-            types = std::array{spec.inputs[2].dtype, spec.inputs[3].dtype}](const KernelArgs& args) {
+    return [spec, n = element_count(spec.inputs[0].shape),
+            momentum = C(spec.attributes.get("momentum", kUsualMomentum))](const KernelArgs& args) {
       for (const size_t which : {0, 1}) {
-        const auto run = [&]<typename B>() {
-          launch_elements(RunningStatistic<T, B>{args.in<T>(which), args.in<B>(which + 2), args.out<T>(which), momentum}, n, args);
-        };
-        types[which] == dtype_of<T>() ? run.template operator()<T>() : run.template operator()<C>();
+        Statistic statistic{args.in<T>(which), args.out<T>(which), momentum};
+        for (size_t input = 2 + which; input < args.inputs.size(); input += 2) {
+          statistic.batches[statistic.count++] = numbers_in<C>(args, spec, input);
+          if (statistic.count < Statistic::kMost && input + 2 < args.inputs.size()) continue;
+          launch_elements(statistic, n, args);
+          statistic.running = statistic.changed;
+          statistic.count = 0;
+        }
       }
     };
   });

@@ -1,6 +1,6 @@
 // Products on CUDA, and their gradient: exec/ops/reduce.cpp has the meaning, exec/cuda/reduce.h the kernels of the product and their
-// order, the processor's. Of the gradient a thread takes one product, forwards and backwards, as the processor does: what came before an
-// element is rounded where it is kept, in dx or, for 16-bit elements, as float32 in the workspace.
+// order, the processor's. Of the gradient a thread takes one product, forwards and backwards, as the processor does: the product of what
+// came before an element is kept in double, in the workspace or, for float64, in dx.
 
 #include <type_traits>
 
@@ -14,37 +14,37 @@ template <typename T> struct GradientOfProduct {
   StridedLoop<1> kept, reduced;
   const T *dy, *x;
   T* dx;
-  Compute<T>* before;  // by element
+  double* before;  // by element
   HOST_DEVICE void operator()(int64_t output) const {
     const int64_t at = offsets_at(kept, output).of[0];
     double product = 1, after = static_cast<double>(load(dy[output]));
     for (int64_t i = 0; i < reduced.count; ++i) {
       const int64_t here = at + offsets_at(reduced, i).of[0];
-      before[here] = static_cast<Compute<T>>(product);
+      before[here] = product;
       product *= static_cast<double>(load(x[here]));
     }
     for (int64_t i = reduced.count; i-- > 0;) {
       const int64_t here = at + offsets_at(reduced, i).of[0];
-      dx[here] = store<T>(static_cast<Compute<T>>(static_cast<double>(before[here]) * after));
+      dx[here] = store<T>(static_cast<Compute<T>>(before[here] * after));
       after *= static_cast<double>(load(x[here]));
     }
   }
 };
 
 Workspace gradient_workspace(const KernelSpec& spec) {
-  return {.shared = is_half(spec.inputs[1].dtype) ? element_count(spec.inputs[1].shape) * static_cast<int64_t>(sizeof(float)) : 0};
+  return {.shared = spec.inputs[1].dtype == DType::float64 ? 0 : element_count(spec.inputs[1].shape) * int64_t{sizeof(double)}};
 }
 
 KernelRun prepare_prod_grad(const KernelSpec& spec) {
   return for_type(Floats{}, spec.inputs[1].dtype, [&]<typename T>() -> KernelRun {
     return [loops = reduced_loops(spec.inputs[1].shape, reduced_axes(spec.attributes, spec.inputs[1].shape))](const KernelArgs& args) {
-      void* const before = std::is_same_v<T, Compute<T>> ? args.out<void>(0) : args.workspace;
+      void* const before = std::is_same_v<T, double> ? args.out<void>(0) : args.workspace;
       launch_elements(GradientOfProduct<T>{.kept = loops.kept,
                                            .reduced = loops.reduced,
                                            .dy = args.in<T>(0),
                                            .x = args.in<T>(1),
                                            .dx = args.out<T>(0),
-                                           .before = static_cast<Compute<T>*>(before)},
+                                           .before = static_cast<double*>(before)},
                       loops.kept.count, args);
     };
   });

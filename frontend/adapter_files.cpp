@@ -53,7 +53,7 @@ void read_lora(AdapterSettings& settings, const Json& config, const Options& opt
   settings.rank = config.at("r").get<int64_t>();
   settings.alpha = config.at("lora_alpha").get<double>();
   settings.rslora = config.value("use_rslora", false);
-  if (options.lora_dropout == 0) settings.dropout = config.value("lora_dropout", 0.0);
+  if (!options.lora_dropout) settings.dropout = config.value("lora_dropout", 0.0);
   if (settings.rank <= 0 || !(settings.dropout >= 0 && settings.dropout < 1) || !std::isfinite(settings.alpha))
     throw error(ErrorCode::data, "{}: `r` {}, `lora_alpha` {} and `lora_dropout` {} are no adapter's", path, settings.rank, settings.alpha,
                 settings.dropout);
@@ -64,7 +64,7 @@ void read_ia3(AdapterSettings& settings, const Json& config, const Options& opti
   const auto modules = config.find("feedforward_modules");
   settings.says_feedforward = modules == config.end() || !modules->is_string();
   if (modules != config.end() && modules->is_array()) modules->get_to(settings.feedforward);
-  if (options.lora_dropout != 0 || options.lora_plus_ratio != 1)
+  if (options.lora_dropout.value_or(0) != 0 || options.lora_plus_ratio != 1)
     throw error(ErrorCode::usage, "`adapter` {} is one of (IA)3: `lora_dropout` and `lora_plus_ratio` are about LoRA", options.adapter);
 }
 
@@ -111,7 +111,7 @@ void read_adapter(AdapterSettings& settings, const Options& options) {
 AdapterSettings adapter_settings(const Options& options) {
   AdapterSettings settings{.kind = options.use_dora ? AdapterKind::dora : AdapterKind::lora,
                            .rank = options.lora_rank,
-                           .dropout = options.lora_dropout,
+                           .dropout = options.lora_dropout.value_or(0),
                            .alpha = options.lora_alpha == 0 ? static_cast<double>(options.lora_rank) : options.lora_alpha,
                            .rslora = options.use_rslora,
                            .targets = options.lora_target,

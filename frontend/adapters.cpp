@@ -17,6 +17,7 @@
 #include "frontend/weight_names.h"
 #include "graph/error.h"
 #include "graph/names.h"
+#include "graph/onnx/reader.h"
 #include "offload/file_range.h"
 #include "passes/pipeline.h"
 
@@ -118,13 +119,32 @@ Modules targets_named(const char* option, const std::vector<Candidate>& candidat
   return modules;
 }
 
-Modules usual_targets(const std::vector<Candidate>& candidates) {
+// The highest rank that is of use beside a weight.
+int64_t highest_rank(const Shape& shape) { return std::min(shape[0], element_count(shape) / std::max<int64_t>(1, shape[0])); }
+
+// All products but the head's. What the rank is too high for (a router, of few experts) has none, and a note says so.
+Modules usual_targets(Imported& model, const std::vector<Candidate>& candidates, int64_t rank) {
+  constexpr int64_t kNamed = 3;
   Modules modules;
+  std::vector<std::string> small;
+  int64_t highest = 0, left_out = 0;
   for (const Candidate& candidate : candidates) {
     const bool is_product = candidate.weight.use == AdaptedUse::product || candidate.weight.use == AdaptedUse::transposed_product;
-    if (is_product && !candidate.is_trained && !candidate.weight.is_head && candidate.weight.obstacle.empty())
+    if (!is_product || candidate.is_trained || candidate.weight.is_head || !candidate.weight.obstacle.empty()) continue;
+    const Shape& shape = model.graph.value(model.graph.find_value(candidate.weight.weight)).shape;
+    highest = std::max(highest, highest_rank(shape));
+    if (rank <= highest_rank(shape))
       modules.emplace(candidate.weight.weight, candidate.module);
+    else if (++left_out <= kNamed)
+      small.push_back(fmt::format("'{}' {}", onnx::printable(candidate.weight.weight), to_string(shape)));
   }
+  const std::string which = fmt::format("{}{}", fmt::join(small, ", "), left_out > kNamed ? ", …" : "");
+  if (modules.empty() && left_out > 0)
+    throw error(ErrorCode::usage, "`lora_rank` {} is more than any product of the model has ({}): at most {} is of use", rank, which,
+                highest);
+  if (left_out > 0)
+    model.info.notes.push_back(fmt::format("{} fewer rows or columns than `lora_rank` {}, and so no adapter: {}",
+                                           left_out == 1 ? "1 weight has" : fmt::format("{} weights have", left_out), rank, which));
   const auto hindered = std::find_if(candidates.begin(), candidates.end(), [](const Candidate& c) { return !c.weight.obstacle.empty(); });
   if (modules.empty() && hindered != candidates.end())
     throw error(ErrorCode::usage, "`lora_rank`: no weight of the model can have an adapter, as '{}': {}", hindered->weight.weight,
@@ -153,7 +173,7 @@ bool have_same_numbers(const WeightPlace& a, const WeightPlace& b) {
     return [&place, type, file = std::make_shared<File>(open_range(place.bytes)), stored = std::vector<std::byte>()](
                int64_t first, std::span<std::byte> to) mutable {
       stored.resize(to.size() / static_cast<size_t>(size_of(type)) * static_cast<size_t>(size_of(place.dtype)));
-      file->read(place.bytes.offset + first * size_of(place.dtype), stored);
+      read_elements(*file, place, first, stored);
       return convert(element_of(place.dtype), stored, type, to) < 0;
     };
   };
@@ -204,7 +224,7 @@ AdapterSpec saved_targets(AdapterSpec spec, const std::vector<Candidate>& candid
   return spec;
 }
 
-AdapterSpec spec_of(const std::vector<Candidate>& candidates, const AdapterSettings& settings) {
+AdapterSpec spec_of(Imported& model, const std::vector<Candidate>& candidates, const AdapterSettings& settings) {
   AdapterSpec spec{.kind = settings.kind, .rank = settings.rank, .scale = settings.scale, .dropout = settings.dropout};
   if (!settings.file.empty()) return saved_targets(std::move(spec), candidates, settings);
   if (settings.kind == AdapterKind::ia3) {
@@ -213,7 +233,8 @@ AdapterSpec spec_of(const std::vector<Candidate>& candidates, const AdapterSetti
     spec.modules.merge(targets_named("ia3_target", candidates, settings.targets));
     return spec;
   }
-  spec.modules = settings.targets.empty() ? usual_targets(candidates) : targets_named("lora_target", candidates, settings.targets);
+  spec.modules = settings.targets.empty() ? usual_targets(model, candidates, settings.rank)
+                                          : targets_named("lora_target", candidates, settings.targets);
   return spec;
 }
 
@@ -221,11 +242,10 @@ void check_rank(const Graph& graph, const std::vector<Candidate>& candidates, co
   for (const Candidate& candidate : candidates) {
     if (!modules.contains(candidate.weight.weight)) continue;
     const Shape& shape = graph.value(graph.find_value(candidate.weight.weight)).shape;
-    const int64_t least = std::min(shape[0], element_count(shape) / std::max<int64_t>(1, shape[0]));
-    if (rank > least)
+    if (rank > highest_rank(shape))
       throw error(ErrorCode::usage,
                   "`lora_rank` {} is more than '{}' has, which is {}: at most {} is of use (or leave it out by `lora_target`)", rank,
-                  candidate.weight.weight, to_string(shape), least);
+                  candidate.weight.weight, to_string(shape), highest_rank(shape));
   }
 }
 
@@ -259,7 +279,7 @@ std::vector<Adapter> adapt(Imported& model, const AdapterSettings& settings, con
   run_pass("adapters", graph, passes, [&] {
     simplify_named(graph, passes);
     const std::vector<Candidate> candidates = candidates_of(model, passes.read);
-    const AdapterSpec spec = spec_of(candidates, settings);
+    const AdapterSpec spec = spec_of(model, candidates, settings);
     check_saved_bases(model, candidates, settings);
     if (settings.file.empty()) check_rank(graph, candidates, spec.modules, settings.rank);
     adapters = add_adapters(graph, spec, passes.read);
@@ -331,23 +351,29 @@ std::string adapters_setting(const std::vector<Adapter>& adapters, const Adapter
 
 void write_fresh(const FreshNumbers& numbers, DType type, uint64_t seed, uint32_t ordinal, int64_t first, std::span<std::byte> to) {
   constexpr uint32_t kOfAdapters = 0x4c6f5241;  // "LoRA": no node draws under it
+  constexpr size_t kBlock = 65'536;             // elements: the budget doesn't count a copy of the whole
+  if (numbers.bound == 0 && numbers.deviation == 0) return fill_elements(to, type, numbers.value);
   const PhiloxKey key{static_cast<uint32_t>(seed), static_cast<uint32_t>(seed >> 32)};
-  std::vector<float> values(to.size() / static_cast<size_t>(size_of(type)), static_cast<float>(numbers.value));
   const auto unit = [](uint32_t word) { return (static_cast<double>(word >> 8) + 0.5) * 0x1p-24; };  // in (0, 1)
-  for (size_t i = 0; i < values.size(); ++i) {
-    if (numbers.bound == 0 && numbers.deviation == 0) break;
-    const uint64_t at = static_cast<uint64_t>(first) + i;
-    const PhiloxCounter drawn = philox_numbers({static_cast<uint32_t>(at), static_cast<uint32_t>(at >> 32), ordinal, kOfAdapters}, key);
-    const double u = unit(drawn[0]), v = unit(drawn[1]);
-    const double value = numbers.bound > 0 ? (2 * u - 1) * numbers.bound
-                                           : numbers.deviation * std::sqrt(-2 * std::log(u)) * std::cos(2 * std::numbers::pi * v);
-    values[i] = static_cast<float>(value);
+  const auto size = static_cast<size_t>(size_of(type)), all = to.size() / size;
+  std::vector<float> values(std::min(all, kBlock));
+  for (size_t done = 0; done < all; done += values.size()) {
+    values.resize(std::min(all - done, kBlock));
+    for (size_t i = 0; i < values.size(); ++i) {
+      const uint64_t at = static_cast<uint64_t>(first) + done + i;
+      const PhiloxCounter drawn = philox_numbers({static_cast<uint32_t>(at), static_cast<uint32_t>(at >> 32), ordinal, kOfAdapters}, key);
+      const double u = unit(drawn[0]), v = unit(drawn[1]);
+      const double value = numbers.bound > 0 ? (2 * u - 1) * numbers.bound
+                                             : numbers.deviation * std::sqrt(-2 * std::log(u)) * std::cos(2 * std::numbers::pi * v);
+      values[i] = static_cast<float>(value);
+    }
+    const auto bytes = std::as_bytes(std::span(values));
+    const auto block = to.subspan(done * size, values.size() * size);
+    if (type == DType::float32)
+      std::memcpy(block.data(), bytes.data(), bytes.size());
+    else
+      convert(Element::float32, bytes, type, block);
   }
-  const auto bytes = std::as_bytes(std::span(values));
-  if (type == DType::float32)
-    std::memcpy(to.data(), bytes.data(), bytes.size());
-  else
-    convert(Element::float32, bytes, type, to);
 }
 
 }  // namespace ort_train

@@ -44,6 +44,7 @@ ValueId source_of(Graph& graph, const Attachment& attachment, const Value& input
 
 // Copies `from` into `to`. Returns what each value became.
 void append(Graph& to, const Graph& from, const Attachment& attachment) {
+  constexpr uint32_t kAttached = uint32_t{1} << 31;  // it draws other random numbers than the node of that ordinal in the trained model
   std::vector<ValueId> now(from.value_count(), kNone);
   for (const ValueId id : from.inputs) now[id] = source_of(to, attachment, from.value(id));
   const auto copy = [&](ValueId id) {
@@ -59,6 +60,8 @@ void append(Graph& to, const Graph& from, const Attachment& attachment) {
   for (const NodeId id : from.order()) {
     Node node = from.node(id);
     node.name = attachment.prefix + node.name;
+    node.ordinal |= kAttached;
+    if (node.attributes.has("ordinal")) node.attributes.set("ordinal", int64_t{node.ordinal});
     for (std::vector<ValueId>* values : {&node.inputs, &node.outputs}) {
       for (ValueId& value : *values) {
         copy(value);
@@ -123,6 +126,7 @@ void attach_model(Imported& trained, const Attachment& attachment, const BatchSh
       shape = {batch.samples};
       shape.insert(shape.end(), sample.begin(), sample.end());
     }
+    if (!input.has_shape) throw error(ErrorCode::unsupported, "'{}': {}", attachment.path, without_shape(input.name));
     if (shape.size() != input.dims.size())
       throw error(ErrorCode::unsupported, "'{}': its input '{}' has {} dimensions, what goes into it {}", attachment.path, input.name,
                   input.dims.size(), shape.size());

@@ -4,6 +4,9 @@
 
 #include <algorithm>
 #include <charconv>
+#include <cstring>
+#include <functional>
+#include <numeric>
 #include <optional>
 #include <set>
 
@@ -14,8 +17,6 @@
 
 namespace ort_train {
 namespace {
-
-constexpr int64_t kDefaultBatch = 8;
 
 bool unnamed(const std::string& dim) { return dim.empty() || dim == "?" || dim == "-1" || dim == "0"; }
 
@@ -182,9 +183,42 @@ int64_t find_sequence(const DeclaredInput& input, const Options& options, const 
   return size ? *size : options.seq_length;
 }
 
+// How long the samples of arrays are: as those of 'input_ids', else as `seq_length` says, where an input of whole numbers is so long; 0:
+// that isn't known.
+int64_t sequence_of_arrays(const Options& options, const DataSet& data, const Binding& binding) {
+  if (const int tokens = data.find("input_ids"); tokens >= 0 && data.fields()[static_cast<size_t>(tokens)].shape.size() == 1) {
+    const int64_t length = data.fields()[static_cast<size_t>(tokens)].shape[0];
+    if (options.seq_length > 0 && options.seq_length != length) {
+      throw error(ErrorCode::usage, "`seq_length` {} contradicts {}, whose samples are {} tokens long", options.seq_length, data.path(),
+                  length);
+    }
+    return length;
+  }
+  if (options.seq_length == 0) return 0;
+  bool fits = false;  // also arrays of other numbers, whose samples are no tokens
+  for (const FedInput& fed : binding.fed) {
+    const Field& field = data.fields()[static_cast<size_t>(data.find(fed.field))];
+    if (field.shape.empty() || field.shape[0] != options.seq_length) continue;
+    if (!is_float(field.element)) return options.seq_length;
+    fits = true;
+  }
+  if (fits) return 0;
+  throw error(ErrorCode::usage,
+              "`seq_length` {}: {} has neither an array 'input_ids' nor another input with samples of that length "
+              "(`shapes` binds a dimension by its name)",
+              options.seq_length, data.path());
+}
+
+std::vector<std::string> names_of_dimensions(const DeclaredInput& input) {
+  std::vector<std::string> names;
+  for (size_t axis = 0; axis < input.dims.size(); ++axis)
+    names.push_back(fixed_size(input.dims[axis]) ? std::string() : dimension_name(input, axis));
+  return names;
+}
+
 ConstantInput constant_input(const DeclaredInput& input, const Binding& binding, Sizes& sizes) {
   ConstantInput constant{
-      .name = input.name, .kind = *constant_kind(input.name), .dtype = input.dtype, .shape = {}, .first_is_batch = false};
+      .name = input.name, .kind = *constant_kind(input.name), .dtype = input.dtype, .shape = {}, .names = names_of_dimensions(input)};
   const size_t rank = input.dims.size();
   const bool positions = constant.kind == ConstantInput::Kind::positions;
   if (rank != 2 && !(rank == 1 && positions)) {
@@ -204,10 +238,16 @@ ConstantInput constant_input(const DeclaredInput& input, const Binding& binding,
   return constant;
 }
 
-// An input of Options::bind. Of its dimensions those are known that the file fixes, or that the data or options bind.
+// An input of Options::bind. Of its dimensions those are known that the file fixes, or that the data or options bind. A first one without a
+// name is the batch, unless `shapes` or the value say otherwise: numbers for a vector are as many as they are, and of a file one row is for
+// all samples.
 ConstantInput given_input(const DeclaredInput& input, const std::string& text, const Binding& binding, const Sizes& sizes) {
-  ConstantInput constant{
-      .name = input.name, .kind = ConstantInput::Kind::given, .dtype = input.dtype, .shape = {}, .first_is_batch = false, .text = text};
+  ConstantInput constant{.name = input.name,
+                         .kind = ConstantInput::Kind::given,
+                         .dtype = input.dtype,
+                         .shape = {},
+                         .names = names_of_dimensions(input),
+                         .text = text};
   for (size_t axis = 0; axis < input.dims.size(); ++axis) {
     const bool is_batch = std::find(binding.batch_names.begin(), binding.batch_names.end(), input.dims[axis]) != binding.batch_names.end();
     const auto asked = sizes.asked(input, axis);
@@ -215,17 +255,20 @@ ConstantInput given_input(const DeclaredInput& input, const std::string& text, c
     if (axis == 0) constant.first_is_batch = is_batch;
     constant.shape.push_back(is_batch ? binding.batch : asked ? *asked : known == sizes.sizes.end() ? -1 : known->second);
   }
-  bound_value(input.name, text, input.dtype, constant.shape);  // throws where it can't be
+  const bool is_file = text.starts_with('@'), is_list = !is_file && text.find(',') != std::string::npos;
+  const bool may_be_batch = !input.dims.empty() && unnamed(input.dims[0]) && !(is_list && input.dims.size() == 1);
+  const bool is_asked = may_be_batch && constant.shape[0] >= 0;
+  if (may_be_batch && !is_asked && !is_file) constant.shape[0] = binding.batch;
+  constant.shape = bound_value(input.name, text, input.dtype, constant.shape).shape;  // throws where it can't be
+  if (may_be_batch && constant.shape[0] == binding.batch && (binding.batch > 1 || !(is_asked || is_file))) constant.first_is_batch = true;
   return constant;
 }
 
-template <typename T> Tensor filled(const ConstantInput& constant, int64_t batch) {
-  Shape shape = constant.shape;
-  if (constant.first_is_batch) shape[0] = batch;
+template <typename T> Tensor filled(ConstantInput::Kind kind, const Shape& shape) {
   Tensor tensor(dtype_of<T>(), shape);
   const auto data = tensor.data<T>();
   for (size_t i = 0; i < data.size(); ++i) {
-    switch (constant.kind) {
+    switch (kind) {
       case ConstantInput::Kind::ones:
         data[i] = T(1);
         break;
@@ -242,21 +285,28 @@ template <typename T> Tensor filled(const ConstantInput& constant, int64_t batch
   return tensor;
 }
 
-Tensor tensor_of(const ConstantInput& constant, int64_t batch) {
-  if (constant.kind == ConstantInput::Kind::given) {
-    Shape dims = constant.shape;
-    if (constant.first_is_batch) dims[0] = batch;
-    return bound_value(constant.name, constant.text, constant.dtype, dims);
-  }
+// Of a smaller batch, or of shorter samples, what is given for all of them is cut.
+Tensor given_tensor(const ConstantInput& constant, const Shape& shape) {
+  bool is_corner = true;
+  for (size_t axis = 0; axis < shape.size(); ++axis) is_corner = is_corner && shape[axis] <= constant.shape[axis];
+  Tensor whole = bound_value(constant.name, constant.text, constant.dtype, is_corner ? constant.shape : shape);
+  if (whole.shape == shape) return whole;
+  Tensor corner(whole.dtype, shape);
+  take_corner(corner.bytes.data(), whole.bytes.data(), whole.shape, shape, size_of(whole.dtype));
+  return corner;
+}
+
+Tensor tensor_of(const ConstantInput& constant, const Shape& shape) {
+  if (constant.kind == ConstantInput::Kind::given) return given_tensor(constant, shape);
   switch (constant.dtype) {
     case DType::int64:
-      return filled<int64_t>(constant, batch);
+      return filled<int64_t>(constant.kind, shape);
     case DType::int32:
-      return filled<int32_t>(constant, batch);
+      return filled<int32_t>(constant.kind, shape);
     case DType::boolean:
-      return filled<bool>(constant, batch);
+      return filled<bool>(constant.kind, shape);
     case DType::float32:
-      return filled<float>(constant, batch);
+      return filled<float>(constant.kind, shape);
     default:
       break;
   }
@@ -311,6 +361,20 @@ std::set<size_t> outputs_read_of(const Graph& graph, const std::vector<std::stri
   return places;
 }
 
+std::byte* take_corner(std::byte* out, const std::byte* in, std::span<const int64_t> from, std::span<const int64_t> to, int64_t element) {
+  const int64_t inner = std::accumulate(from.begin() + 1, from.end(), element, std::multiplies<>());
+  if (std::equal(from.begin() + 1, from.end(), to.begin() + 1)) {
+    std::memmove(out, in, static_cast<size_t>(to[0] * inner));
+    return out + to[0] * inner;
+  }
+  for (int64_t i = 0; i < to[0]; ++i) out = take_corner(out, in + i * inner, from.subspan(1), to.subspan(1), element);
+  return out;
+}
+
+bool Binding::is_length(const std::string& name) const {
+  return std::find(length_names.begin(), length_names.end(), name) != length_names.end();
+}
+
 Shape Binding::cut(Shape sample, int64_t length) const {
   if (!length_names.empty()) std::replace(sample.begin(), sample.end(), sequence, length);
   return sample;
@@ -321,14 +385,19 @@ ImportOptions Binding::import_options(int64_t size, int64_t length, const Option
   result.shapes = shapes;
   for (const std::string& name : batch_names) result.shapes[name] = size;
   for (const std::string& name : length_names) result.shapes[name] = length;
-  for (ConstantInput constant : constants) {
-    if (constant.kind != ConstantInput::Kind::given && length != sequence) constant.shape.back() = length;
-    result.bound_inputs[constant.name] = tensor_of(constant, size);
+  for (const ConstantInput& constant : constants) {
+    Shape shape = constant.shape;
+    if (constant.first_is_batch) shape[0] = size;
+    for (size_t axis = 0; axis < shape.size(); ++axis) {
+      if (is_length(constant.names[axis])) shape[axis] = length;
+    }
+    result.bound_inputs[constant.name] = tensor_of(constant, shape);
   }
   return result;
 }
 
-// The dimensions that are as long as a sample: of what the data feeds the second axis, and all that have its name.
+// The dimensions that are as long as a sample: of what the data feeds the second axis, and all that have its name. So it is of inputs that
+// are bound; of those that are filled in it is the last.
 void bind_lengths(const Declared& declared, const Options& options, const DataSet& data, Binding& binding) {
   if (options.length_buckets.empty()) return;
   if (data.is_row()) throw error(ErrorCode::usage, "{}: is cut into samples of one length: `length_buckets` are for arrays", data.path());
@@ -345,6 +414,13 @@ void bind_lengths(const Declared& declared, const Options& options, const DataSe
   }
   if (binding.length_names.empty())
     throw error(ErrorCode::usage, "the model's file fixes the length of a sample: `length_buckets` need one that is open");
+  for (const ConstantInput& constant : binding.constants) {
+    const size_t axis = constant.kind == ConstantInput::Kind::given ? 1 : constant.shape.size() - 1;
+    if (axis >= constant.shape.size() || constant.names[axis].empty() || constant.shape[axis] != binding.sequence) continue;
+    const bool is_named = !unnamed(find_input(declared, constant.name)->dims[axis]);
+    if (constant.kind == ConstantInput::Kind::given && is_named) continue;  // its name says whether it is one
+    binding.length_names.push_back(constant.names[axis]);
+  }
   for (const int64_t length : options.length_buckets) {
     if (length > binding.sequence)
       throw error(ErrorCode::usage, "`length_buckets` {}: the samples of {} are {} long", length, data.path(), binding.sequence);
@@ -357,6 +433,9 @@ Binding bind_inputs(const Declared& declared, const Options& options, DataSet& d
   if (options.batch_size < 0 || options.seq_length < 0) throw error(ErrorCode::usage, "`batch_size` and `seq_length` are at least 1");
   const bool causal = options.task == "causal-lm";
   if (data.is_row() && !causal) throw error(ErrorCode::usage, "{}: text and token files need `task` causal-lm", data.path());
+  for (const DeclaredInput& input : declared.inputs) {
+    if (!input.has_shape) throw error(ErrorCode::unsupported, "'{}': {}", declared.info.path, without_shape(input.name));
+  }
   Binding binding;
   std::vector<const DeclaredInput*> constants;
   divide(declared, options, data, binding, constants);
@@ -378,15 +457,11 @@ Binding bind_inputs(const Declared& declared, const Options& options, DataSet& d
     const DeclaredInput& input = *find_input(declared, binding.fed[0].input);
     binding.sequence = find_sequence(input, options, sizes);
     data.cut(binding.sequence);
-  } else if (const int tokens = data.find("input_ids"); tokens >= 0 && data.fields()[static_cast<size_t>(tokens)].shape.size() == 1) {
-    binding.sequence = data.fields()[static_cast<size_t>(tokens)].shape[0];
-    if (options.seq_length > 0 && options.seq_length != binding.sequence) {
-      throw error(ErrorCode::usage, "`seq_length` {} contradicts {}, whose samples are {} tokens long", options.seq_length, data.path(),
-                  binding.sequence);
-    }
-  } else if (!constants.empty()) {
-    throw error(ErrorCode::data, "{}: input '{}' can't be filled in without an array 'input_ids' of tokens", data.path(),
-                constants[0]->name);
+  } else {
+    binding.sequence = sequence_of_arrays(options, data, binding);
+    if (binding.sequence == 0 && !constants.empty())
+      throw error(ErrorCode::data, "{}: input '{}' can't be filled in without an array 'input_ids' of tokens", data.path(),
+                  constants[0]->name);
   }
 
   for (const FedInput& fed : binding.fed) {
@@ -402,7 +477,11 @@ Binding bind_inputs(const Declared& declared, const Options& options, DataSet& d
     }
   }
   for (const DeclaredInput* input : constants) binding.constants.push_back(constant_input(*input, binding, sizes));
-  for (const auto& [name, text] : options.bind) binding.constants.push_back(given_input(*find_input(declared, name), text, binding, sizes));
+  for (const auto& [name, text] : options.bind) {
+    const DeclaredInput& input = *find_input(declared, name);
+    binding.constants.push_back(given_input(input, text, binding, sizes));
+    if (binding.constants.back().first_is_batch) add_batch(input);
+  }
   binding.shapes = std::move(sizes.sizes);
   for (const auto& [name, size] : options.shapes) {
     if (!of_batch.contains(name)) binding.shapes.emplace(name, size);

@@ -5,8 +5,10 @@
 
 #pragma once
 
+#include <cstddef>
 #include <map>
 #include <optional>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -18,6 +20,8 @@ namespace ort_train {
 
 // The array whose samples end with zeros after what counts.
 inline constexpr const char* kLengthField = "attention_mask";
+
+inline constexpr int64_t kDefaultBatch = 8;  // samples, where neither the model nor an option says
 
 // The size of a dimension of DeclaredInput::dims that the file fixes.
 std::optional<int64_t> fixed_size(const std::string& dim);
@@ -37,7 +41,8 @@ struct ConstantInput {
   std::string name;
   Kind kind = Kind::ones;
   DType dtype = DType::int64;
-  Shape shape;  // with the batch of the binding
+  Shape shape;                       // with the batch of the binding
+  std::vector<std::string> names{};  // of its dimensions, by which they are bound; empty where the file fixes one
   bool first_is_batch = false;
   std::string text{};  // given: see bound_value()
 };
@@ -52,11 +57,15 @@ struct Binding {
   std::vector<std::string> batch_names;   // dimensions that are the batch
   std::vector<std::string> length_names;  // dimensions that are the sequence, which Options::length_buckets cut
 
+  bool is_length(const std::string& name) const;
   // Of a sample of an array, where samples are cut to `length`: axes as long as a sample are.
   Shape cut(Shape sample, int64_t length) const;
   // What import needs for a batch of this size, and samples of this length (of a job without lengths: `sequence`).
   ImportOptions import_options(int64_t batch, int64_t length, const Options& options) const;
 };
+
+// Moves what of a tensor of shape `from` lies in its first corner of shape `to` to `out`, which may be where it begins. Returns its end.
+std::byte* take_corner(std::byte* out, const std::byte* in, std::span<const int64_t> from, std::span<const int64_t> to, int64_t element);
 
 // Cuts `data` into samples where it is one long row. Throws Error(usage) or Error(data).
 Binding bind_inputs(const Declared& declared, const Options& options, DataSet& data);

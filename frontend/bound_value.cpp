@@ -70,14 +70,16 @@ class Bound {
     for (size_t i = 0; i < count; ++i) elements[i] = given[given.size() == 1 ? 0 : i];
     if (dtype_ == DType::float64) return tensor;
     Tensor result(dtype_, shape);
+    const auto no_room = [&] { return wrong("the input is {}, which has no room for it", to_string(dtype_)); };
     if (is_floating(dtype_)) {
-      convert(Element::float64, tensor.bytes, dtype_, result.bytes);
+      const auto is_beyond = [](double x) { return std::isfinite(x) && std::isinf(static_cast<float>(x)); };
+      if (std::any_of(given.begin(), given.end(), is_beyond)) throw no_room();
+      if (convert(Element::float64, tensor.bytes, dtype_, result.bytes) >= 0) throw no_room();
       return result;
     }
     Tensor integers(DType::int64, shape);
     std::transform(elements.begin(), elements.end(), integers.data<int64_t>().begin(), [](double x) { return static_cast<int64_t>(x); });
-    if (convert(Element::int64, integers.bytes, dtype_, result.bytes) >= 0)
-      throw wrong("the input is {}, which has no room for it", to_string(dtype_));
+    if (convert(Element::int64, integers.bytes, dtype_, result.bytes) >= 0) throw no_room();
     return result;
   }
 

@@ -69,7 +69,8 @@ void check_options(const Options& options) {
                 options.base_dtype);
   if (options.lora_rank < 0) throw refuse("lora_rank", options.lora_rank, "is negative");
   if (!(options.lora_alpha >= 0 && std::isfinite(options.lora_alpha))) throw refuse("lora_alpha", options.lora_alpha, "has to be positive");
-  if (!(options.lora_dropout >= 0 && options.lora_dropout < 1)) throw refuse("lora_dropout", options.lora_dropout, "has to lie in [0, 1)");
+  const double dropout = options.lora_dropout.value_or(0);
+  if (!(dropout >= 0 && dropout < 1)) throw refuse("lora_dropout", dropout, "has to lie in [0, 1)");
   if (!(options.lora_plus_ratio > 0 && std::isfinite(options.lora_plus_ratio)))
     throw refuse("lora_plus_ratio", options.lora_plus_ratio, "has to be positive");
   if (options.base_dtype.empty() && !options.base_target.empty())
@@ -79,7 +80,7 @@ void check_options(const Options& options) {
   if (options.lora_rank == 0 && options.adapter.empty()) {
     const bool is_ia3 = has_adapters(options);
     for (const auto& [name, is_set] : {std::pair("lora_alpha", options.lora_alpha != 0),
-                                       {"lora_dropout", options.lora_dropout != 0},
+                                       {"lora_dropout", dropout != 0},
                                        {"lora_target", !options.lora_target.empty()},
                                        {"use_rslora", options.use_rslora},
                                        {"use_dora", options.use_dora},
@@ -161,6 +162,18 @@ void check_options(const Options& options) {
     throw refuse("num_train_epochs", options.num_train_epochs, "has to be positive, and no more than can be counted");
   if (options.eval_steps < 0) throw refuse("eval_steps", options.eval_steps, "is negative");
   if (options.eval_batches < 0) throw refuse("eval_batches", options.eval_batches, "is negative");
+  if (options.early_stopping_patience < 0) throw refuse("early_stopping_patience", options.early_stopping_patience, "is negative");
+  if (!(options.early_stopping_threshold >= 0 && std::isfinite(options.early_stopping_threshold)))
+    throw refuse("early_stopping_threshold", options.early_stopping_threshold, "has to be 0 or more, and finite");
+  if (options.early_stopping_threshold > 0 && options.early_stopping_patience == 0)
+    throw error(ErrorCode::usage,
+                "`early_stopping_threshold` {} goes with `early_stopping_patience`, the evaluations without a better loss that end the run",
+                options.early_stopping_threshold);
+  if (options.early_stopping_patience > 0 && options.eval_steps == 0)
+    throw refuse("early_stopping_patience", options.early_stopping_patience,
+                 "follows the held-out loss: it needs evaluations (`eval_steps`)");
+  if (options.load_best_model_at_end && options.eval_steps == 0)
+    throw error(ErrorCode::usage, "`load_best_model_at_end` goes by the held-out loss: it needs evaluations (`eval_steps`)");
   if (options.save_steps < 0) throw refuse("save_steps", options.save_steps, "is negative");
   if (options.save_total_limit < 0) throw refuse("save_total_limit", options.save_total_limit, "is negative");
   constexpr int64_t kMostKept = 1000;

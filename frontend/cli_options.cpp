@@ -56,11 +56,11 @@ std::vector<std::string> items_of(const std::string& text) {
 void add_shapes(const std::string& text, std::map<std::string, int64_t>& shapes) {
   for (const std::string& item : items_of(text)) {
     const size_t equals = item.rfind('=');
-    int64_t size = 0;
-    if (equals == std::string::npos || equals == 0 || !CLI::detail::lexical_cast(item.substr(equals + 1), size)) {
+    if (equals == std::string::npos || equals == 0 || equals + 1 == item.size())
       throw usage(fmt::format("--shape '{}' is not name=value", item));
-    }
-    shapes[item.substr(0, equals)] = size;
+    const std::string name = item.substr(0, equals), size = item.substr(equals + 1);
+    if (const std::string wrong = misread_value("--shape " + name, size, "INT"); !wrong.empty()) throw usage(wrong);
+    CLI::detail::lexical_cast(size, shapes[name]);
   }
 }
 
@@ -188,7 +188,7 @@ void add_options(CLI::App& app, CommandLine& line, Raw& raw) {
   app.add_flag("--version", raw.version, "the version");
 
   constexpr const char* data = "Data";
-  add(data, "--data", o.data, ".txt, token .bin, .npz, .safetensors, or a folder with train and valid of one of these");
+  add(data, "--data", o.data, ".txt, token .bin or .npy, .npz, .safetensors, or a folder with train and valid of one of these");
   add(data, "--task", o.task, "causal-lm: labels are the inputs, shifted by one");
   add(data, "--loss", o.loss,
       fmt::format("{} (the model's output is the loss), or several: OUTPUT:NAME(PARAMETER=VALUE)*WEIGHT@LABELS,... (default: "
@@ -316,7 +316,8 @@ void add_options(CLI::App& app, CommandLine& line, Raw& raw) {
   app.add_option("--lora-rank", o.lora_rank, "train small matrices of this rank beside the model's weights, which stay as they are (LoRA)")
       ->group(adapters);
   app.add_option("--lora-alpha", o.lora_alpha, "what they give is multiplied by this / rank (default: the rank)")->group(adapters);
-  add(adapters, "--lora-dropout", o.lora_dropout, "share of their input that is left out in training");
+  app.add_option("--lora-dropout", o.lora_dropout, "share of their input that is left out in training (default: as --adapter says, else 0)")
+      ->group(adapters);
   add_list(adapters, "--lora-target", o.lora_target,
            "which weights have them: names of weights or modules, or their last parts (q_proj); * matches any text; repeatable "
            "(default: all products with a matrix but the head)")
@@ -359,6 +360,11 @@ void add_options(CLI::App& app, CommandLine& line, Raw& raw) {
   add(length, "--gradient-accumulation-steps", o.gradient_accumulation_steps, "micro-batches in an optimizer step");
   app.add_option("--eval-steps", o.eval_steps, "evaluate every N steps and at the end (default: never)")->group(length);
   app.add_option("--eval-batches", o.eval_batches, "at most N batches in an evaluation (default: all)")->group(length);
+  app.add_option("--early-stopping-patience", o.early_stopping_patience,
+                 "end after N evaluations in a row without a better held-out loss (default: never)")
+      ->group(length);
+  add(length, "--early-stopping-threshold", o.early_stopping_threshold,
+      "with --early-stopping-patience: a loss is better if it is lower than the lowest by more than this");
   add(length, "--seed", o.seed, "of the order of samples, of Dropout and of stochastic rounding");
 
   constexpr const char* files = "Files";
@@ -371,9 +377,13 @@ void add_options(CLI::App& app, CommandLine& line, Raw& raw) {
                  "auto: as --resume, but start afresh if there is none; or the folder of a checkpoint")
       ->group(files)
       ->type_name("auto|PATH");
-  add(files, "--save-steps", o.save_steps, "write a checkpoint every N steps, at the end and when stopped (0: not in between)");
+  add(files, "--save-steps", o.save_steps,
+      "write a checkpoint every N steps, at the end, when stopped and where bad data end the run (0: only at the end and when stopped)");
   app.add_option("--save-total-limit", o.save_total_limit,
                  "checkpoints to keep (default: 2; with weights on a disk 1, because 2 take three slots for each tensor there)")
+      ->group(files);
+  app.add_flag("--load-best-model-at-end", o.load_best_model_at_end,
+               "the new model has the weights of the evaluation with the lowest held-out loss, whose checkpoint is kept, not the last ones")
       ->group(files);
   add(files, "--log-file", o.log_file, "write one line of JSON for each step to this file");
   add(files, "--op-times", o.op_times, "write how long each op took a step, and at what rates, as JSON to this file");
@@ -520,12 +530,19 @@ CommandLine parse_command_line(int argc, const char* const* argv) {
   if (o.model.empty()) throw usage("no model is given: ort-train MODEL.onnx --data PATH (--help shows all options)");
   if (raw.plan && line.command == CommandLine::Command::train) line.command = CommandLine::Command::plan;
   o.budget_is_process = true;
+  o.evaluates_on_request = false;
   if (!raw.budget.empty()) {
     o.budget = parse_bytes(raw.budget);
     if (o.budget == 0) throw usage("--budget 0 holds nothing");
   }
-  if (!raw.host_budget.empty()) o.host_budget = parse_bytes(raw.host_budget);
-  if (!raw.nvme_budget.empty()) o.nvme_budget = parse_bytes(raw.nvme_budget);
+  if (!raw.host_budget.empty()) {
+    o.host_budget = parse_bytes(raw.host_budget);
+    if (o.host_budget == 0) throw usage("--host-budget 0 holds nothing");
+  }
+  if (!raw.nvme_budget.empty()) {
+    o.nvme_budget = parse_bytes(raw.nvme_budget);
+    if (o.nvme_budget == 0) throw usage("--nvme-budget 0 holds nothing: without --nvme-path no disk is used");
+  }
   if (!raw.nvme_endurance.empty()) o.nvme_endurance = parse_bytes(raw.nvme_endurance);
   o.nvme_checksums = !raw.no_checksums;
   if (raw.gradient_checkpointing && o.recompute != "auto")

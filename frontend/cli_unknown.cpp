@@ -36,6 +36,8 @@ std::string known_as(const std::string& name) {
       {"--eval-strategy", "--eval-steps"},
       {"--evaluation-strategy", "--eval-steps"},
       {"--save-strategy", "--save-steps"},
+      {"--metric-for-best-model", "the held-out loss, without an option"},
+      {"--greater-is-better", "the held-out loss, without an option"},
       {"--logging-dir", "--log-file"},
       {"--use-cpu", "what happens without it"},
       {"--lr", "--learning-rate"},

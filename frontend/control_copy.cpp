@@ -21,7 +21,7 @@ class Copier {
       return std::any_of(names.begin(), names.end(), [&](const std::string& name) { return name.starts_with(prefix_ + "."); });
     };
     for (int number = 2; is_taken(); ++number) prefix_ = fmt::format("control{}", number);
-    if (is_half(plain.low)) types_ = file_types(model_);
+    if (plain.widens) types_ = file_types(model_);
   }
 
   ControlCopy run() {
@@ -88,8 +88,8 @@ class Copier {
     if (const Channels channels = channels_of(model_, value); !channels.is_fixed)
       throw refuse(fmt::format("its axis {} has a size that may vary with the data, but a layer of zeros has weights for each place of it",
                                channels.axis));
-    if (!is_half(plain_.low) && is_half(type.dtype)) throw refuse("most weights of the model aren't, but this layer's would have to be");
-    if (is_half(plain_.low) && !types_.contains(value))
+    if (!plain_.widens && is_half(type.dtype)) throw refuse("no weight of the model is, but this layer's would have to be");
+    if (plain_.widens && !types_.contains(value))
       throw refuse("the file doesn't say its type there, float32 or 16 bits (ONNX's shape inference adds types)");
   }
 
@@ -168,7 +168,7 @@ class Copier {
   }
 
   // The element type that a value has in the file.
-  DType file_type(const std::string& value) const { return is_half(plain_.low) ? types_.at(value) : plain_.activations.at(value).dtype; }
+  DType file_type(const std::string& value) const { return plain_.widens ? types_.at(value) : plain_.activations.at(value).dtype; }
 
   void add_zeros(const std::string& name, DType dtype, const Shape& shape) {
     result_.initializers.push_back({.name = name, .type = std::string(to_string(dtype)), .dtype = dtype, .shape = shape, .added = true});
@@ -290,7 +290,7 @@ class Copier {
   const PlainModel& plain_;
   ModelIndex model_;
   std::string prefix_ = "control";                // of all new names
-  std::unordered_map<std::string, DType> types_;  // file_types(), of a model of 16-bit numbers
+  std::unordered_map<std::string, DType> types_;  // file_types(), of a model with weights of 16 bits
   std::vector<bool> in_block_, copied_;
   std::string entry_;  // what the condition is added to
   std::vector<Join> joins_;

@@ -42,7 +42,7 @@ struct PlainModel {
   std::map<std::string, std::string> weights{};     // name -> names in the exported program, separated by ", "
   std::set<std::string> outputs{};                  // that the losses read
   std::vector<bool> needed{};                       // the nodes that these depend on
-  DType low = DType::float32;                       // ModelInfo::low
+  bool widens = false;                              // 16-bit types stand for float32 in `activations`
 };
 
 struct ControlCopy {

@@ -3,7 +3,9 @@
 #include <algorithm>
 #include <cstring>
 #include <filesystem>
+#include <iterator>
 #include <optional>
+#include <utility>
 
 #include "frontend/file.h"
 #include "frontend/npz.h"
@@ -35,10 +37,45 @@ class Row : public DataSet {
   const char* unit_ = "tokens";
 };
 
-class TokenFile : public Row {
+// Whole numbers one after the other.
+class NumberRow : public Row {
  public:
-  TokenFile(const std::string& path, int64_t width) : Row(path), width_(width) {
+  void read(size_t, int64_t sample, std::span<std::byte> to) override {
+    // Into the upper part of the place, then widened from its front.
+    const int64_t width = size_of(element_);
+    const auto source = to.last(static_cast<size_t>(length_ * width));
+    file_.read(begin_ + sample * length_ * width, source);
+    if (element_ == Element::int64) return;
+    if (const int64_t bad = convert(element_, source, DType::int64, to); bad >= 0)
+      throw error(ErrorCode::data, "{}: token {} is no int64", path(), sample * length_ + bad);
+  }
+
+ protected:
+  using Row::Row;
+  int64_t begin_ = 0;  // byte in the file
+  Element element_ = Element::uint16;
+};
+
+// The header of llm.c's token files: 256 numbers of int32, of which the first says what file it is, the second its version, the third how
+// many tokens follow (github.com/karpathy/llm.c, dev/data/data_common.py).
+struct ShardHeader {
+  int32_t magic = 0, version = 0, tokens = 0;
+};
+constexpr int64_t kShardHeader = 256 * sizeof(int32_t);
+struct ShardKind {
+  int32_t magic, version;
+  Element element;
+};
+constexpr ShardKind kShardKinds[] = {{20240520, 1, Element::uint16}, {20240801, 7, Element::uint32}};
+constexpr int32_t kShardOfChoices = 20240522;  // HellaSwag's
+
+class TokenFile : public NumberRow {
+ public:
+  TokenFile(const std::string& path, Element element) : NumberRow(path) {
+    element_ = element;
     const int64_t size = file_.size();
+    if (read_shard_header(size)) return;
+    const int64_t width = size_of(element_);
     if (size % width != 0) {
       throw error(ErrorCode::data, "{}: has {} bytes, which is no whole number of {}-byte tokens: is `token_type` right?", path, size,
                   width);
@@ -46,21 +83,46 @@ class TokenFile : public Row {
     tokens_ = size / width;
   }
 
-  void read(size_t, int64_t sample, std::span<std::byte> to) override {
-    // Into the upper part of the place, then widened from its front.
-    const size_t packed = static_cast<size_t>(length_ * width_);
-    const auto source = to.last(packed);
-    file_.read(sample * length_ * width_, source);
-    for (int64_t i = 0; i < length_; ++i) {
-      uint32_t token = 0;
-      std::memcpy(&token, source.data() + i * width_, static_cast<size_t>(width_));
-      const int64_t wide = token;
-      std::memcpy(to.data() + 8 * i, &wide, 8);
-    }
-  }
-
  private:
-  int64_t width_;
+  // Where it has such a header, that says what the tokens are, and where.
+  bool read_shard_header(int64_t size) {
+    ShardHeader header;
+    if (size < static_cast<int64_t>(sizeof(header))) return false;
+    file_.read(0, std::as_writable_bytes(std::span(&header, 1)));
+    if (header.magic == kShardOfChoices)
+      throw error(ErrorCode::data, "{}: has the header of llm.c's files of questions with several answers: it is no row of tokens", path());
+    const auto kind =
+        std::find_if(std::begin(kShardKinds), std::end(kShardKinds), [&](const ShardKind& known) { return known.magic == header.magic; });
+    if (kind == std::end(kShardKinds)) return false;
+    if (header.version != kind->version)
+      throw error(ErrorCode::data, "{}: has the header of a token file of llm.c ({}) in version {}; version {} is known", path(),
+                  header.magic, header.version, kind->version);
+    if (header.tokens < 0 || size - kShardHeader != header.tokens * size_of(kind->element))
+      throw error(ErrorCode::data,
+                  "{}: its header, that of a token file of llm.c, says {} tokens of {}, which are {} bytes, but {} bytes follow it", path(),
+                  header.tokens, to_string(kind->element), header.tokens * size_of(kind->element),
+                  std::max<int64_t>(size - kShardHeader, 0));
+    element_ = kind->element;
+    begin_ = kShardHeader;
+    tokens_ = header.tokens;
+    return true;
+  }
+};
+
+// A .npy file: one array, which has no name.
+class TokenArray : public NumberRow {
+ public:
+  explicit TokenArray(const std::string& path) : NumberRow(path) {
+    const NpyArray array = read_npy(file_);
+    if (array.shape.size() != 1 || !converts(array.element, DType::int64) || array.element == Element::boolean)
+      throw error(ErrorCode::data,
+                  "{}: is one array of {} {}: tokens are whole numbers with one axis, and other arrays need names, those of the model's "
+                  "inputs (numpy.savez)",
+                  path, to_string(array.element), to_string(array.shape));
+    element_ = array.element;
+    begin_ = array.offset;
+    tokens_ = array.shape[0];
+  }
 };
 
 class TextFile : public Row {
@@ -148,17 +210,36 @@ class ArrayFile : public DataSet {
     }
     if (arrays_.empty()) throw error(ErrorCode::data, "{}: holds no arrays", path);
     for (const NpyArray& array : arrays_) {
-      if (array.shape.empty())
-        throw error(ErrorCode::data, "{}: array '{}' is a single number; its first axis should be the samples", path, array.name);
-      if (array.shape[0] != arrays_[0].shape[0]) {
-        throw error(ErrorCode::data, "{}: array '{}' has {} samples, '{}' has {}", path, arrays_[0].name, arrays_[0].shape[0], array.name,
+      Field& field = fields_.emplace_back(Field{.name = array.name, .element = array.element, .shape = {}});
+      if (!array.unreadable.empty())
+        field.unusable = array.unreadable;
+      else if (array.shape.empty())
+        field.unusable = fmt::format("{}: array '{}' is a single number; its first axis should be the samples", path, array.name);
+      else
+        field.shape = Shape(array.shape.begin() + 1, array.shape.end());
+    }
+    for (const Field& field : fields_) used_.push_back(field.unusable.empty());
+    const auto first = std::find(used_.begin(), used_.end(), true);  // until it is known which are needed
+    if (first != used_.end()) samples_ = arrays_[static_cast<size_t>(first - used_.begin())].shape[0];
+    unpacked_.resize(arrays_.size());
+  }
+
+  void use(const std::set<std::string>& fields) override {
+    const NpyArray* first = nullptr;
+    for (size_t i = 0; i < arrays_.size(); ++i) {
+      const NpyArray& array = arrays_[i];
+      used_[i] = fields.contains(array.name);
+      if (!used_[i]) continue;
+      find(array.name);  // refuses one that is unusable
+      if (first == nullptr) first = &array;
+      if (array.shape[0] != first->shape[0]) {
+        throw error(ErrorCode::data, "{}: array '{}' has {} samples, '{}' has {}", path(), first->name, first->shape[0], array.name,
                     array.shape[0]);
       }
-      fields_.push_back({.name = array.name, .element = array.element, .shape = Shape(array.shape.begin() + 1, array.shape.end())});
     }
-    samples_ = arrays_[0].shape[0];
-    if (samples_ == 0) throw error(ErrorCode::data, "{}: has no samples", path);
-    unpacked_.resize(arrays_.size());
+    if (first == nullptr) return;
+    samples_ = first->shape[0];
+    if (samples_ == 0) throw error(ErrorCode::data, "{}: has no samples", path());
   }
 
   void read(size_t field, int64_t sample, std::span<std::byte> to) override {
@@ -171,12 +252,15 @@ class ArrayFile : public DataSet {
 
   int64_t memory_bytes() const override {
     int64_t bytes = 0;
-    for (const NpyArray& array : arrays_) bytes += array.deflated ? array.bytes : 0;
+    for (size_t i = 0; i < arrays_.size(); ++i) bytes += used_[i] && arrays_[i].deflated ? arrays_[i].bytes : 0;
     return bytes;
   }
+  int64_t unpacked_bytes() const override { return memory_bytes(); }
 
   void load() override {
-    for (size_t i = 0; i < arrays_.size(); ++i) load(i);
+    for (size_t i = 0; i < arrays_.size(); ++i) {
+      if (used_[i]) load(i);
+    }
   }
   void unload() override { unpacked_.assign(arrays_.size(), {}); }
 
@@ -185,11 +269,12 @@ class ArrayFile : public DataSet {
     if (arrays_[field].deflated && unpacked_[field].empty()) unpacked_[field] = unpack(file_, arrays_[field]);
   }
 
-  std::vector<NpyArray> arrays_;
+  std::vector<NpyArray> arrays_;  // by field
+  std::vector<bool> used_;        // the same: what can be used, until use() says what is
   std::vector<std::vector<std::byte>> unpacked_;
 };
 
-constexpr const char* kEndings[] = {".txt", ".bin", ".npz", ".safetensors"};
+constexpr const char* kEndings[] = {".txt", ".bin", ".npy", ".npz", ".safetensors"};
 
 std::unique_ptr<DataSet> open_file(const std::string& path, const std::string& model, const std::string& token_type,
                                    std::unique_ptr<Vocabulary>& vocabulary) {
@@ -198,9 +283,11 @@ std::unique_ptr<DataSet> open_file(const std::string& path, const std::string& m
     if (!vocabulary) vocabulary = std::make_unique<Vocabulary>(Vocabulary::beside(model));
     return std::make_unique<TextFile>(path, *vocabulary);
   }
-  if (ending == ".bin") return std::make_unique<TokenFile>(path, token_type == "uint32" ? 4 : 2);
+  if (ending == ".bin") return std::make_unique<TokenFile>(path, token_type == "uint32" ? Element::uint32 : Element::uint16);
+  if (ending == ".npy") return std::make_unique<TokenArray>(path);
   if (ending == ".npz" || ending == ".safetensors") return std::make_unique<ArrayFile>(path);
-  throw error(ErrorCode::data, "{}: data is .txt, .bin, .npz or .safetensors, or a folder with train and valid of one of these", path);
+  throw error(ErrorCode::data, "{}: data is .txt, .bin, .npy, .npz or .safetensors, or a folder with train and valid of one of these",
+              path);
 }
 
 // The one file of a folder that has one of these stems.
@@ -217,11 +304,24 @@ std::optional<std::string> find_in_folder(const std::string& folder, std::initia
   return found;
 }
 
+void open_valid(DataSets& sets, const std::string& folder, const std::string& model, const std::string& token_type) {
+  const auto file = find_in_folder(folder, {"valid", "val", "validation"});
+  if (!file) return;
+  std::unique_ptr<DataSet> valid = open_file(*file, model, token_type, sets.vocabulary);
+  if (valid->is_row() != sets.train->is_row()) {
+    throw error(ErrorCode::data, "{} and {}: one holds arrays, the other a text or tokens: give both in the same form", sets.train->path(),
+                *file);
+  }
+  sets.valid = std::move(valid);
+}
+
 }  // namespace
 
 int DataSet::find(std::string_view field) const {
   for (size_t i = 0; i < fields_.size(); ++i) {
-    if (fields_[i].name == field) return static_cast<int>(i);
+    if (fields_[i].name != field) continue;
+    if (!fields_[i].unusable.empty()) throw Error(ErrorCode::data, fields_[i].unusable);
+    return static_cast<int>(i);
   }
   return -1;
 }
@@ -234,7 +334,7 @@ std::string DataSets::content_hash() const {
 
 bool DataSets::was_written_to() const { return train->was_written_to() || (valid && valid->was_written_to()); }
 
-DataSets open_data(const std::string& path, const std::string& model, const std::string& token_type) {
+DataSets open_data(const std::string& path, const std::string& model, const std::string& token_type, ValidFile valid) {
   if (token_type != "uint16" && token_type != "uint32")
     throw error(ErrorCode::usage, "`token_type` {} is not known: uint16 or uint32", token_type);
   if (!exists(path)) throw error(ErrorCode::data, "{}: there is no such file or folder", path);
@@ -244,12 +344,15 @@ DataSets open_data(const std::string& path, const std::string& model, const std:
     sets.train = open_file(path, model, token_type, sets.vocabulary);
     return sets;
   }
-  const auto train = find_in_folder(path, {"train"}), valid = find_in_folder(path, {"valid", "val", "validation"});
-  if (!train) throw error(ErrorCode::data, "{}: the folder has no train.txt, train.bin, train.npz or train.safetensors", path);
+  const auto train = find_in_folder(path, {"train"});
+  if (!train) throw error(ErrorCode::data, "{}: the folder has no train.txt, train.bin, train.npy, train.npz or train.safetensors", path);
   sets.train = open_file(*train, model, token_type, sets.vocabulary);
-  if (valid) sets.valid = open_file(*valid, model, token_type, sets.vocabulary);
-  if (valid && sets.valid->is_row() != sets.train->is_row()) {
-    throw error(ErrorCode::data, "{} and {}: one holds arrays, the other a text or tokens: give both in the same form", *train, *valid);
+  if (valid == ValidFile::ignored) return sets;
+  try {
+    open_valid(sets, path, model, token_type);
+  } catch (const Error& problem) {
+    if (valid == ValidFile::needed) throw;
+    sets.valid_problem = problem.what();
   }
   return sets;
 }

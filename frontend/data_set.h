@@ -1,12 +1,13 @@
 // DataSet: samples by index, read from disk when asked for.
 //
 // A sample has fields, one an array of numbers: "input_ids" of text and token files, one field an array of .npz and .safetensors files.
-// Nothing is held in memory but an index of 8 bytes a 4,096 characters of text, and compressed arrays, which are unpacked. A DataSet
-// belongs to one thread at a time.
+// Such files may have other arrays, too, which can't be samples: nobody has to read them. Nothing is held in memory but an index of 8
+// bytes a 4,096 characters of text, and compressed arrays that are used, which are unpacked. A DataSet belongs to one thread at a time.
 
 #pragma once
 
 #include <memory>
+#include <set>
 #include <span>
 #include <string>
 #include <vector>
@@ -21,7 +22,8 @@ namespace ort_train {
 struct Field {
   std::string name;
   Element element = Element::int64;
-  Shape shape;  // of one sample
+  Shape shape;             // of one sample
+  std::string unusable{};  // why it has no samples that could be read, as a sentence; empty: it has
   int64_t bytes() const { return element_count(shape) * size_of(element); }
 };
 
@@ -32,8 +34,11 @@ class DataSet {
   const std::string& path() const { return file_.path(); }
   int64_t samples() const { return samples_; }
   const std::vector<Field>& fields() const { return fields_; }
-  // Index of a field, -1 where there is none.
+  // Index of a field, -1 where there is none. Throws Error(data) for one that is unusable.
   int find(std::string_view field) const;
+  // The fields that are read from now on, of those that there are: how many samples there are is what all of them have. Throws Error(data)
+  // where they differ in that, or there are none.
+  virtual void use(const std::set<std::string>& /*fields*/) {}
   // Text and tokens: a long row that has to be cut into samples. Throws Error(data) where not even one comes out.
   virtual bool is_row() const { return false; }
   virtual void cut(int64_t /*sample_length*/) {}
@@ -43,6 +48,8 @@ class DataSet {
 
   // What it takes from memory once loaded. Reading a compressed field unpacks it.
   virtual int64_t memory_bytes() const { return 0; }
+  // What of that are arrays that the file has compressed.
+  virtual int64_t unpacked_bytes() const { return 0; }
   virtual void load() {}
   virtual void unload() {}  // frees what was unpacked
 
@@ -64,13 +71,20 @@ struct DataSets {
   std::unique_ptr<DataSet> train;
   std::unique_ptr<DataSet> valid;          // null where the path is a single file
   std::unique_ptr<Vocabulary> vocabulary;  // of text, else null
+  std::string valid_problem;               // why `valid` is null though the folder has it, as a sentence
 
   std::string content_hash() const;  // of both
   bool was_written_to() const;       // one of them
 };
 
+enum class ValidFile : uint8_t {
+  needed,
+  optional,  // one that can't be opened is left out (DataSets::valid_problem)
+  ignored,
+};
+
 // Opens a file, or a folder with train.* and valid.* (val.*, validation.*). `model` says where the vocabulary of text lies; `token_type` is
 // uint16 or uint32. Throws Error(data).
-DataSets open_data(const std::string& path, const std::string& model, const std::string& token_type);
+DataSets open_data(const std::string& path, const std::string& model, const std::string& token_type, ValidFile valid = ValidFile::needed);
 
 }  // namespace ort_train

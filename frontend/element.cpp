@@ -1,5 +1,6 @@
 #include "frontend/element.h"
 
+#include <algorithm>
 #include <cmath>
 #include <cstring>
 #include <limits>
@@ -9,10 +10,6 @@
 
 namespace ort_train {
 namespace {
-
-bool is_float(Element element) {
-  return element == Element::float16 || element == Element::bfloat16 || element == Element::float32 || element == Element::float64;
-}
 
 template <typename To, typename From> bool fits(From value) {
   if constexpr (std::is_same_v<To, bool>)
@@ -98,6 +95,10 @@ int64_t size_of(Element element) {
   return 0;
 }
 
+bool is_float(Element element) {
+  return element == Element::float16 || element == Element::bfloat16 || element == Element::float32 || element == Element::float64;
+}
+
 std::string_view to_string(Element element) {
   constexpr std::string_view names[] = {"float16", "bfloat16", "float32", "float64", "int8",   "int16", "int32",
                                         "int64",   "uint8",    "uint16",  "uint32",  "uint64", "bool"};
@@ -175,6 +176,18 @@ int64_t convert(Element from, std::span<const std::byte> bytes, DType to, std::s
       return floats<double>(bytes.data(), to, result.data(), count);
   }
   return -1;
+}
+
+int sign_at(Element element, std::span<const std::byte> bytes, int64_t i) {
+  const auto width = static_cast<size_t>(size_of(element));
+  const auto number = bytes.subspan(static_cast<size_t>(i) * width, width);  // the sign is in its last byte
+  constexpr std::byte kSign{0x80};
+  const bool has_sign =
+      is_float(element) || element == Element::int8 || element == Element::int16 || element == Element::int32 || element == Element::int64;
+  const std::byte last = is_float(element) ? number.back() & ~kSign : number.back();  // there are two zeros
+  const bool is_zero =
+      last == std::byte{0} && std::all_of(number.begin(), number.end() - 1, [](std::byte byte) { return byte == std::byte{0}; });
+  return is_zero ? 0 : has_sign && (number.back() & kSign) != std::byte{0} ? -1 : 1;
 }
 
 }  // namespace ort_train

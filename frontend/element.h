@@ -14,6 +14,7 @@ namespace ort_train {
 enum class Element : uint8_t { float16, bfloat16, float32, float64, int8, int16, int32, int64, uint8, uint16, uint32, uint64, boolean };
 
 int64_t size_of(Element element);
+bool is_float(Element element);
 std::string_view to_string(Element element);
 Element element_of(DType dtype);
 
@@ -22,5 +23,7 @@ bool converts(Element from, DType to);
 // Converts as many elements as `result` holds; -1, or the index of the first one whose value the wanted type can't hold. Floats become
 // 16-bit ones, too: the nearest, of two as near the even one.
 int64_t convert(Element from, std::span<const std::byte> bytes, DType to, std::span<std::byte> result);
+// Whether element i is below 0 (-1), 0, or neither (1).
+int sign_at(Element element, std::span<const std::byte> bytes, int64_t i);
 
 }  // namespace ort_train

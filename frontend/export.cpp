@@ -6,6 +6,7 @@
 #include <set>
 
 #include "frontend/element.h"
+#include "frontend/file.h"
 #include "frontend/output_files.h"
 #include "frontend/report_files.h"
 #include "frontend/safetensors.h"
@@ -42,8 +43,18 @@ std::vector<OutputFile> output_files(const ModelInfo& model, const std::string& 
   return files;
 }
 
+// A file whose names or permissions have changed is the same still, but so looks one that was written to if its time was set back.
 void check_unchanged(const OutputFile& file, const File& from, const ModelInfo& model) {
-  if (from.stamp() == model.stamps.at(file.location)) return;
+  const FileStamp now = from.stamp(), &was = model.stamps.at(file.location);
+  if (now == was) return;
+  const auto hash = model.hashes.find(file.location);
+  const bool is_known = hash != model.hashes.end();
+  if (now.has_content_of(was) && is_known && hash_sampled(from) == hash->second) return;
+  if (now.has_content_of(was) && !is_known)
+    throw error(ErrorCode::io,
+                "'{}' has other permissions or names than when it was imported, and whether it was written to isn't known, so the new "
+                "weights aren't put into a copy of it: if it wasn't, go on with `resume`",
+                file.from);
   throw error(ErrorCode::io,
               "'{}' was changed since it was imported, so the new weights can't be put into a copy of it: put back what it was, and go on "
               "with `resume`",
@@ -65,11 +76,11 @@ struct Patch {
 };
 
 // The model's file, with what it lacks.
-std::vector<onnx::Piece> pieces_of(const File& from, const ModelInfo& model) {
-  if (model.edit.empty()) return {{.kind = onnx::Piece::Kind::source, .begin = 0, .end = from.size()}};
+std::vector<onnx::Piece> pieces_of(const File& from, const onnx::ModelEdit& edit) {
+  if (edit.empty()) return {{.kind = onnx::Piece::Kind::source, .begin = 0, .end = from.size()}};
   const onnx::ByteSource source{
       .name = from.path(), .size = from.size(), .read = [&](int64_t offset, std::span<std::byte> to) { from.read(offset, to); }};
-  return onnx::edit_model(source, model.edit);
+  return onnx::edit_model(source, edit);
 }
 
 // [begin, end) of one file to begin + shift of the other.
@@ -138,16 +149,32 @@ void write_new(File& to, const ModelInfo& model, const Added& added, const Weigh
   to.sync();
 }
 
+// Of what is stored anew in the model's file, those whose weights are written; they leave the list of patches.
+std::vector<Patch> take_stored_anew(std::vector<Patch>& patches, onnx::ModelEdit& edit) {
+  std::vector<Patch> taken;
+  std::erase_if(edit.stored, [&](const onnx::StoredAnew& tensor) {
+    const auto patch = std::find_if(patches.begin(), patches.end(), [&](const Patch& of) { return of.offset == tensor.offset; });
+    if (patch == patches.end()) return true;
+    taken.push_back(*patch);
+    patches.erase(patch);
+    return false;
+  });
+  return taken;
+}
+
 // `added`: the weights that the pieces which are new tensors hold.
 void write_copy(const OutputFile& file, File& to, std::vector<Patch>& patches, const ModelInfo& model, const Added& added,
                 const WeightBytes& bytes_of) {
   std::sort(patches.begin(), patches.end(), [](const Patch& a, const Patch& b) { return a.offset < b.offset; });
   const File from = open_source(file, model);
-  const std::vector<onnx::Piece> pieces = pieces_of(from, file.location.empty() ? model : ModelInfo{});
+  onnx::ModelEdit edit = file.location.empty() ? model.edit : onnx::ModelEdit{};
+  const std::vector<Patch> stored = take_stored_anew(patches, edit);
+  const std::vector<onnx::Piece> pieces = pieces_of(from, edit);
   int64_t size = 0;
   for (const onnx::Piece& piece : pieces) {
     size += piece.end - piece.begin + static_cast<int64_t>(piece.literal.size());
     if (piece.kind == onnx::Piece::Kind::tensor) size += model.edit.initializers.at(piece.tensor).type.bytes();
+    if (piece.kind == onnx::Piece::Kind::stored) size += edit.stored.at(piece.tensor).bytes;
   }
   to.reserve(size);
   std::vector<std::byte> buffer(kBlock);
@@ -156,14 +183,21 @@ void write_copy(const OutputFile& file, File& to, std::vector<Patch>& patches, c
     to.write(written, bytes);
     written += static_cast<int64_t>(bytes.size());
   };
+  const auto append_tensor = [&](const Weight& weight, const WeightPlace& place, int64_t bytes) {
+    write_parameter(weight, place, place.dtype, bytes_of,
+                    [&](int64_t offset, std::span<const std::byte> part) { to.write(written + offset, part); });
+    written += bytes;
+  };
   auto patch = patches.begin();
   for (const onnx::Piece& piece : pieces) {
     if (piece.kind == onnx::Piece::Kind::literal) append(std::as_bytes(std::span(piece.literal)));
     if (piece.kind == onnx::Piece::Kind::tensor) {
       const auto [weight, place] = added.at(piece.tensor);
-      write_parameter(*weight, *place, place->dtype, bytes_of,
-                      [&](int64_t offset, std::span<const std::byte> bytes) { to.write(written + offset, bytes); });
-      written += model.edit.initializers[piece.tensor].type.bytes();
+      append_tensor(*weight, *place, model.edit.initializers[piece.tensor].type.bytes());
+    }
+    if (piece.kind == onnx::Piece::Kind::stored) {
+      const Patch& of = stored.at(piece.tensor);
+      append_tensor(*of.weight, *of.place, edit.stored[piece.tensor].bytes);
     }
     if (piece.kind != onnx::Piece::Kind::source) continue;
     const int64_t shift = written - piece.begin;
@@ -188,8 +222,19 @@ void write_copy(const OutputFile& file, File& to, std::vector<Patch>& patches, c
 
 }  // namespace
 
+void remember_contents(ModelInfo& model) {
+  constexpr int64_t kMost = int64_t{256} << 20;  // bytes of all files together: some models have hundreds
+  int64_t left = kMost;
+  for (const OutputFile& file : output_files(model, ".")) {
+    if (file.is_new() || left <= 0) continue;
+    left -= std::min(model.stamps.at(file.location).bytes, kMostHashed);
+    const File from = file.location.empty() ? File::open(file.from) : File::open_beneath(file.from, folder_of(model.path));
+    if (from.stamp() == model.stamps.at(file.location)) model.hashes[file.location] = hash_sampled(from);
+  }
+}
+
 void check_output(const ModelInfo& model, const std::string& output_dir) {
-  if (!model.edit.empty()) pieces_of(File::open(model.path), model);  // it may become too large
+  if (!model.edit.empty()) pieces_of(File::open(model.path), model.edit);  // it may become too large
   std::vector<std::string> names;
   for (const OutputFile& file : output_files(model, output_dir)) {
     if (!file.is_new() && exists(file.to) && same_file(file.from, file.to))
@@ -233,6 +278,7 @@ int64_t export_bytes(const ModelInfo& model) {
   int64_t bytes = 0;
   for (const OutputFile& file : output_files(model, ".")) bytes += file.is_new() ? 0 : model.stamps.at(file.location).bytes;
   for (const onnx::NewInitializer& tensor : model.edit.initializers) bytes += tensor.type.bytes();
+  for (const onnx::StoredAnew& tensor : model.edit.stored) bytes += std::max<int64_t>(0, tensor.bytes - (tensor.end - tensor.offset));
   return bytes;
 }
 

@@ -1,4 +1,5 @@
-// Export: the user's own file copied, with the bytes of each weight replaced where they stand; graph, names and layout stay.
+// Export: the user's own file copied, with the bytes of each weight replaced where they stand; graph, names and layout stay. Where they
+// stand as integers (int32_data) of 16 bits, which take one byte or several, the file has bytes instead (raw_data).
 //
 // External data files are copied beside it under their own names. Everything is streamed from the arena, written to temporary files, synced
 // and renamed; what no run of ours wrote is never overwritten (frontend/output_files.h).
@@ -21,6 +22,10 @@ using ByteSink = std::function<void(int64_t offset, std::span<const std::byte> b
 // Hands over a parameter's bytes, in its own type, from the first to the last, in pieces of whole rows: those that live on a disk are
 // brought into memory one by one. False where there is no such parameter. An empty sink only asks.
 using WeightBytes = std::function<bool(const std::string& parameter, const ByteSink& sink)>;
+
+// Notes what the model's files hold (of large ones: pieces), for export_model(): by that it tells a file that was written to, and its time
+// set back, from one whose names or permissions alone have changed. Called soon after the import.
+void remember_contents(ModelInfo& model);
 
 // Throws Error(usage) if the output would be the input, or would overwrite files that no run of ours wrote. Called before any work.
 void check_output(const ModelInfo& model, const std::string& output_dir);

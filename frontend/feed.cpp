@@ -2,9 +2,7 @@
 
 #include <algorithm>
 #include <cstring>
-#include <functional>
 #include <iterator>
-#include <numeric>
 
 #include "graph/error.h"
 #include "graph/op_def.h"
@@ -31,15 +29,15 @@ int64_t integer_at(DType dtype, const std::byte* bytes, int64_t i) {
   }
 }
 
-// Moves what of a tensor of shape `from` lies in its first corner of shape `to` to `out`, which may be where it begins. Returns its end.
-std::byte* take_corner(std::byte* out, const std::byte* in, std::span<const int64_t> from, std::span<const int64_t> to, int64_t element) {
-  const int64_t inner = std::accumulate(from.begin() + 1, from.end(), element, std::multiplies<>());
-  if (std::equal(from.begin() + 1, from.end(), to.begin() + 1)) {
-    std::memmove(out, in, static_cast<size_t>(to[0] * inner));
-    return out + to[0] * inner;
-  }
-  for (int64_t i = 0; i < to[0]; ++i) out = take_corner(out, in + i * inner, from.subspan(1), to.subspan(1), element);
-  return out;
+// Of labels that are class numbers.
+void put_everywhere(std::span<std::byte> bytes, DType dtype, int64_t number) {
+  const auto put = [&](auto value) {
+    for (size_t at = 0; at < bytes.size(); at += sizeof(value)) std::memcpy(bytes.data() + at, &value, sizeof(value));
+  };
+  if (dtype == DType::int64)
+    put(number);
+  else
+    put(static_cast<int32_t>(number));
 }
 
 // Whether a sample of this shape is a corner of what is stored: some axes as long as the sequence are cut.
@@ -48,14 +46,13 @@ bool is_cut_to(const Shape& sample, const Shape& stored, int64_t sequence, int64
                     [&](int64_t size, int64_t whole) { return size == whole || (whole == sequence && size == length); });
 }
 
-// Without its axes of one element: the elements and their order are the same.
+}  // namespace
+
 Shape without_ones(const Shape& shape) {
   Shape others;
   std::copy_if(shape.begin(), shape.end(), std::back_inserter(others), [](int64_t size) { return size != 1; });
   return others;
 }
-
-}  // namespace
 
 int64_t index_limit(const Graph& graph, ValueId input) {
   const auto readers = graph.readers();
@@ -82,14 +79,7 @@ Feed::Feed(DataSet& data, const Graph& graph, const Binding& binding, const std:
     if (value == kNone || graph.value(value).kind != ValueKind::input) continue;  // nothing in the model reads it
     add(fed.input, fed.field, value, nullptr);
   }
-  for (const LabelSpec& label : labels_) {
-    std::string field = label.field;
-    if (label.causal && data.find(field) < 0) {
-      field = binding.fed[0].field;
-      if (data.find("input_ids") >= 0) field = "input_ids";
-    }
-    add("labels", field, label.value, &label);
-  }
+  for (const LabelSpec& label : labels_) add("labels", label.field, label.value, &label);
 }
 
 void Feed::add(const std::string& input, const std::string& field, ValueId value, const LabelSpec* labels) {
@@ -103,6 +93,10 @@ void Feed::add(const std::string& input, const std::string& field, ValueId value
   const auto fits = [&](const Shape& shape) {
     return shape == sample || (labels != nullptr && without_ones(shape) == without_ones(sample));
   };
+  if (labels != nullptr && !slots_.empty() && !wanted.shape.empty() && wanted.shape[0] != graph_.value(slots_[0].value).shape[0])
+    throw error(ErrorCode::unsupported,
+                "the loss wants labels {} for a batch of {} samples: the first axis of the output that it reads has to be the batch",
+                to_string(wanted.shape), graph_.value(slots_[0].value).shape[0]);
   const bool is_corner = is_cut_to(sample, from.shape, binding_.sequence, length_);
   const Shape cut = is_corner ? sample : binding_.cut(from.shape, length_);
   const bool is_same = fits(from.shape), is_cut = !is_same && fits(cut);
@@ -110,10 +104,6 @@ void Feed::add(const std::string& input, const std::string& field, ValueId value
     throw error(ErrorCode::data, "{}: array '{}' has samples of shape {}, {} wants {}", data_.path(), field, to_string(from.shape),
                 labels ? "the loss" : "input '" + input + "'", to_string(sample));
   }
-  if (labels != nullptr && !slots_.empty() && wanted.shape[0] != graph_.value(slots_[0].value).shape[0])
-    throw error(ErrorCode::unsupported,
-                "the loss wants labels {} for a batch of {} samples: the first axis of the output that it reads has to be the batch",
-                to_string(wanted.shape), graph_.value(slots_[0].value).shape[0]);
   if (!converts(from.element, wanted.dtype)) {
     throw error(ErrorCode::data, "{}: array '{}' is {}, {} wants {}: convert it (in NumPy, with astype)", data_.path(), field,
                 to_string(from.element), labels ? "the loss" : "input '" + input + "'", to_string(wanted.dtype));
@@ -131,12 +121,21 @@ void Feed::add(const std::string& input, const std::string& field, ValueId value
             .positions = axes.empty() ? 1 : axes[0],
             .limit = labels != nullptr || is_floating(wanted.dtype) ? 0 : index_limit(graph_, value),
             .labels = labels,
-            .kept = is_cut ? cut : Shape{}};
+            .kept = is_cut ? cut : Shape{},
+            .mask = labels != nullptr ? find_mask(*labels) : std::nullopt};
   const size_t packed = static_cast<size_t>(from.bytes());
   if (is_cut || element_of(wanted.dtype) != from.element || wanted.dtype == DType::boolean)
     buffer_.resize(std::max(buffer_.size(), packed));
   if (labels != nullptr) label_buffer_.resize(std::max(label_buffer_.size(), static_cast<size_t>(slot.elements * size_of(slot.dtype))));
   slots_.push_back(slot);
+}
+
+std::optional<size_t> Feed::find_mask(const LabelSpec& labels) {
+  if (labels.mask.empty()) return std::nullopt;
+  const int field = data_.find(labels.mask);
+  require(field >= 0, "a mask that the data don't have");
+  mask_buffer_.resize(std::max(mask_buffer_.size(), static_cast<size_t>(data_.fields()[static_cast<size_t>(field)].bytes())));
+  return static_cast<size_t>(field);
 }
 
 void Feed::read(const Slot& slot, int64_t sample, std::span<std::byte> to) {
@@ -170,7 +169,30 @@ void Feed::check_indices(const Slot& slot, int64_t sample, std::span<const std::
   }
 }
 
-double Feed::shift_and_count_labels(const Slot& slot, int64_t sample, std::span<std::byte> bytes) const {
+// A mask has 0 where padding is. One that is added to scores has 0 where it is not, and negative numbers where it is; such a one may be 0
+// throughout, where a sample has no padding.
+void Feed::ignore_padding(const Slot& slot, int64_t sample, std::span<std::byte> bytes) {
+  const Field& mask = data_.fields()[*slot.mask];
+  const auto row = std::span(mask_buffer_).first(static_cast<size_t>(mask.bytes()));
+  data_.read(*slot.mask, sample, row);
+  bool has_positive = false, has_negative = false;
+  for (int64_t i = 0; i < element_count(mask.shape); ++i) {
+    const int sign = sign_at(mask.element, row, i);
+    has_positive = has_positive || sign > 0;
+    has_negative = has_negative || sign < 0;
+  }
+  require(element_count(mask.shape) >= slot.positions, "a mask of other samples");
+  if (is_float(mask.element) && !has_positive && !has_negative) return;
+  const size_t position = bytes.size() / static_cast<size_t>(slot.positions);
+  for (int64_t i = 0; i < slot.positions; ++i) {
+    const int sign = sign_at(mask.element, row, i);
+    if (has_negative ? sign < 0 : sign == 0)
+      put_everywhere(bytes.subspan(static_cast<size_t>(i) * position, position), slot.dtype, slot.labels->ignore_index);
+  }
+}
+
+// Moves them where the model is causal, too.
+double Feed::prepare_and_count_labels(const Slot& slot, int64_t sample, std::span<std::byte> bytes) {
   const LabelSpec& labels = *slot.labels;
   const std::string& array = data_.fields()[slot.field].name;
   if (labels.kind == LabelKind::signs) {
@@ -182,16 +204,11 @@ double Feed::shift_and_count_labels(const Slot& slot, int64_t sample, std::span<
     }
   }
   if (labels.kind != LabelKind::classes && labels.kind != LabelKind::sequences) return 0;
+  if (slot.mask) ignore_padding(slot, sample, bytes);
   if (labels.causal) {  // what stands at a position is the label of the one before it
-    const auto width = static_cast<size_t>(size_of(slot.dtype)), position = bytes.size() / static_cast<size_t>(slot.positions);
+    const size_t position = bytes.size() / static_cast<size_t>(slot.positions);
     std::memmove(bytes.data(), bytes.data() + position, bytes.size() - position);
-    const auto put = [&](auto value) {
-      for (size_t at = bytes.size() - position; at < bytes.size(); at += width) std::memcpy(bytes.data() + at, &value, width);
-    };
-    if (slot.dtype == DType::int64)
-      put(labels.ignore_index);
-    else
-      put(static_cast<int32_t>(labels.ignore_index));
+    put_everywhere(bytes.last(position), slot.dtype, labels.ignore_index);
   }
   double counted = 0;
   for (int64_t i = 0; i < slot.elements; ++i) {
@@ -218,9 +235,9 @@ void Feed::fill(std::span<const int64_t> samples, const Places& at, std::span<do
       if (slot.labels == nullptr)
         check_indices(slot, samples[i], to);
       else if (slot.labels->counts)
-        counted[slot.labels->loss] += shift_and_count_labels(slot, samples[i], to);
+        counted[slot.labels->loss] += prepare_and_count_labels(slot, samples[i], to);
       else
-        shift_and_count_labels(slot, samples[i], to);
+        prepare_and_count_labels(slot, samples[i], to);
     }
   }
 }
@@ -231,11 +248,11 @@ void Feed::count(std::span<const int64_t> samples, std::span<double> counted) {
     const auto to = std::span(label_buffer_).first(static_cast<size_t>(slot.elements * size_of(slot.dtype)));
     for (const int64_t sample : samples) {
       read(slot, sample, to);
-      counted[slot.labels->loss] += shift_and_count_labels(slot, sample, to);
+      counted[slot.labels->loss] += prepare_and_count_labels(slot, sample, to);
     }
   }
 }
 
-int64_t Feed::memory_bytes() const { return static_cast<int64_t>(buffer_.size() + label_buffer_.size()); }
+int64_t Feed::memory_bytes() const { return static_cast<int64_t>(buffer_.size() + label_buffer_.size() + mask_buffer_.size()); }
 
 }  // namespace ort_train

@@ -1,12 +1,14 @@
 // Feed: brings samples of a data set into the inputs of an entry's graph, checked and in the graph's types.
 //
 // Labels of causal language models are their tokens moved one to the left inside each sample, the last one ignored, as Hugging Face does it
-// (a `labels` array is moved the same way). Where the graph is for shorter samples (Options::length_buckets), what comes after is left out.
+// (a `labels` array is moved the same way). Where the labels are the tokens themselves, those of padding are ignored, as its collators do
+// it. Where the graph is for shorter samples (Options::length_buckets), what comes after is left out.
 // A Feed belongs to one data set, graph and binding, which outlive it.
 
 #pragma once
 
 #include <functional>
+#include <optional>
 #include <span>
 #include <string>
 #include <vector>
@@ -29,6 +31,7 @@ struct LabelSpec {
   int64_t class_count = 0;              // class numbers are below it, or ignore_index
   std::vector<double> class_weights{};  // what a label of each class counts; empty: one
   int64_t ignore_index = -100;
+  std::string mask{};  // array that says of each position whether it is padding, whose labels are ignored; empty: there is none
 };
 
 class Feed {
@@ -55,10 +58,13 @@ class Feed {
     int64_t limit;                      // indices lie in [-limit, limit); 0: no limit
     const LabelSpec* labels = nullptr;  // null: an input of the model
     Shape kept{};                       // of a sample that is cut: what is left of it
+    std::optional<size_t> mask{};       // field of LabelSpec::mask
   };
+  std::optional<size_t> find_mask(const LabelSpec& labels);
   void add(const std::string& input, const std::string& field, ValueId value, const LabelSpec* labels);
   void check_indices(const Slot& slot, int64_t sample, std::span<const std::byte> bytes) const;
-  double shift_and_count_labels(const Slot& slot, int64_t sample, std::span<std::byte> bytes) const;
+  void ignore_padding(const Slot& slot, int64_t sample, std::span<std::byte> bytes);
+  double prepare_and_count_labels(const Slot& slot, int64_t sample, std::span<std::byte> bytes);
   void read(const Slot& slot, int64_t sample, std::span<std::byte> to);
 
   DataSet& data_;
@@ -67,8 +73,11 @@ class Feed {
   const int64_t length_;
   const std::vector<LabelSpec> labels_;
   std::vector<Slot> slots_;
-  std::vector<std::byte> buffer_, label_buffer_;
+  std::vector<std::byte> buffer_, label_buffer_, mask_buffer_;
 };
+
+// Without its axes of one element: the elements and their order are the same.
+Shape without_ones(const Shape& shape);
 
 // How far indices may go that a graph's input holds: the rows of what it gathers from; 0 where it gathers nothing.
 int64_t index_limit(const Graph& graph, ValueId input);

@@ -43,8 +43,9 @@ uint64_t hash_file(const File& file) { return hash_range(file, 0, file.size()); 
 
 uint64_t hash_sampled(const File& file) {
   constexpr int64_t kPieces = 64, kBytes = int64_t{1} << 20;
+  static_assert(kPieces * kBytes == kMostHashed);
   const int64_t size = file.size(), last = size - kBytes;
-  if (size <= kPieces * kBytes) return hash_file(file);
+  if (size <= kMostHashed) return hash_file(file);
   Hash hash;
   hash.add(std::as_bytes(std::span(&size, 1)));
   for (int64_t i = 0; i < kPieces; ++i) {

@@ -31,7 +31,8 @@ uint64_t hash_bytes(std::span<const std::byte> bytes);
 // Through a small buffer.
 uint64_t hash_range(const File& file, int64_t offset, int64_t bytes);
 uint64_t hash_file(const File& file);
-// Of a file of more than 64 MiB only of its size and of 64 pieces of 1 MiB, evenly spread from its beginning to its end.
+// Of a larger file only of its size and of 64 pieces of 1 MiB, evenly spread from its beginning to its end.
+inline constexpr int64_t kMostHashed = int64_t{64} << 20;
 uint64_t hash_sampled(const File& file);
 
 }  // namespace ort_train

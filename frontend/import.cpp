@@ -32,7 +32,7 @@ std::vector<DeclaredInput> declared_values(const std::vector<onnx::ValueDef>& va
     if (initializers.contains(value.name)) continue;
     // Outputs that are no tensors can't be read by a loss; inputs of other types are obstacles, which import lists.
     if (!value.dtype) continue;
-    DeclaredInput input{.name = value.name, .dtype = *value.dtype, .dims = {}};
+    DeclaredInput input{.name = value.name, .dtype = *value.dtype, .dims = {}, .has_shape = value.has_shape};
     for (const onnx::DimDef& dim : value.dims) input.dims.push_back(dim.size >= 0 ? std::to_string(dim.size) : dim.name);
     result.push_back(std::move(input));
   }
@@ -58,12 +58,14 @@ Needed needed_for(const onnx::GraphDef& graph, const std::vector<std::string>& o
 }
 
 void note_modes(const onnx::GraphDef& graph, const Graph& imported, bool is_frozen, ModelInfo& info) {
-  std::set<int64_t> drawing;  // Dropout nodes in training mode: nothing else of ONNX draws in training alone
+  std::set<int64_t> drawing;     // Dropout nodes in training mode: nothing else of ONNX draws in training alone
+  std::set<std::string> random;  // nodes that draw always
   const auto live = static_cast<int64_t>(live_layers(imported).size());
   int64_t dropout = 0, frozen = 0;
   for (NodeId id : imported.order()) {
     const Node& node = imported.node(id);
     if (node.op->random && node.op->traits.outside_training) drawing.insert(node.attributes.get("ordinal", 0));
+    if (node.op->random && !node.op->traits.outside_training) random.insert(node.name);
     frozen += node.op->traits.statistics == Statistics::running;
   }
   for (const onnx::NodeDef& node : graph.nodes) dropout += node.domain.empty() && node.op_type == "Dropout";
@@ -80,6 +82,12 @@ void note_modes(const onnx::GraphDef& graph, const Graph& imported, bool is_froz
                                      live, live == 1 ? " is" : "s are", live == 1 ? "it normalises" : "they normalise",
                                      is_frozen ? ", also in layers whose weights stay as they are (`batch_norm` frozen)" : ""));
   }
+  if (!random.empty()) {
+    info.notes.push_back(fmt::format(
+        "{} draw{} random numbers, which follow from `seed`; outside training, too",
+        random.size() == 1 ? fmt::format("'{}'", *random.begin()) : fmt::format("{} nodes ('{}', …)", random.size(), *random.begin()),
+        random.size() == 1 ? "s" : ""));
+  }
   if (frozen > 0) {
     info.notes.push_back(fmt::format("{} BatchNormalization node{} frozen: {} running statistics stay as they are (`batch_norm` live)",
                                      frozen, frozen == 1 ? " is" : "s are", frozen == 1 ? "its" : "their"));
@@ -87,16 +95,22 @@ void note_modes(const onnx::GraphDef& graph, const Graph& imported, bool is_froz
 }
 
 // No weights: every node that calls a function would have its own, or all would share it, and the file doesn't say which.
-void list_function_tensors(const onnx::ModelDef& model, ModelInfo& info) {
+void list_function_tensors(const onnx::ModelDef& model, const WeightTable& weights, ModelInfo& info) {
   constexpr const char* kWhy = "in the body of a function, where nothing is trained";
-  for (const auto& [name, type] : model.function_tensors) info.tensors.push_back({.name = name, .type = type, .why = kWhy});
-  if (model.function_tensors.empty()) return;
-  const size_t count = model.function_tensors.size();
+  std::map<std::string, TensorType> left;
+  for (const auto& [name, tensor] : model.function_tensors) {
+    // Those of branches are listed where a branch is taken, or isn't.
+    if (tensor.dtype && is_floating(*tensor.dtype) && element_count(tensor.shape) > 1 && !weights.lists(tensor))
+      left.emplace(name, TensorType{*tensor.dtype, tensor.shape});
+  }
+  for (const auto& [name, type] : left) info.tensors.push_back({.name = name, .type = type, .why = kWhy});
+  if (left.empty()) return;
+  const size_t count = left.size();
   info.notes.push_back(
       fmt::format("{} tensor{} in bodies of functions and stay{} as {} ('{}'{}): as an initializer that is handed to the "
                   "function {} would be trained",
-                  count, count == 1 ? " is" : "s are", count == 1 ? "s" : "", count == 1 ? "it is" : "they are",
-                  model.function_tensors.begin()->first, count == 1 ? "" : ", …", count == 1 ? "it" : "each"));
+                  count, count == 1 ? " is" : "s are", count == 1 ? "s" : "", count == 1 ? "it is" : "they are", left.begin()->first,
+                  count == 1 ? "" : ", …", count == 1 ? "it" : "each"));
 }
 
 // Nodes that hang on placeholders go; the values that they would have made are not in the graph.
@@ -155,7 +169,7 @@ bool is_in_the_way(const Walk::Found& found, const Needed& needed) {
 
 // What copy_blocks() has to know; empty where the model can't be imported.
 std::optional<PlainModel> read_plain(const std::string& path, const onnx::ModelDef& model, const std::vector<std::string>& outputs,
-                                     ImportOptions options, Workers& workers) {
+                                     bool widens, ImportOptions options, Workers& workers) {
   const std::string condition = options.control.condition;
   options.retie = false;  // reads no weights
   options.control = {};
@@ -165,8 +179,8 @@ std::optional<PlainModel> read_plain(const std::string& path, const onnx::ModelD
   options.batch_norm_nodes = {};
   const BoundInputs inputs = bind_dimensions(model.graph, options);
   TensorFiles files(path);
-  PlainModel plain{.outputs = {outputs.begin(), outputs.end()}, .low = low_type_of(model.graph)};
-  if (is_half(plain.low)) files.widen();
+  PlainModel plain{.outputs = {outputs.begin(), outputs.end()}, .widens = widens};
+  if (widens) files.widen();
   Imported imported;
   WeightTable weights(imported.graph, files, options, imported);
   Walk walk(model, imported.graph, files, weights, inputs, make_folder(workers));
@@ -197,12 +211,29 @@ std::optional<PlainModel> read_plain(const std::string& path, const onnx::ModelD
   return plain;
 }
 
+// Whether 16-bit types stand for float32: where most of the model's numbers are of such a type, or some of its weights are.
+bool has_half_weights(const onnx::ModelDef& model, TensorFiles& files, const ImportOptions& options, ModelInfo& info) {
+  info.low = low_type_of(model.graph);
+  if (is_half(info.low)) {
+    info.notes.push_back(
+        fmt::format("the model's numbers are {0}: its weights are trained as float32 and written back as {0}", to_string(info.low)));
+    return true;
+  }
+  const std::vector<std::string> halves = half_weights(model, files, options);
+  if (halves.empty()) return false;
+  info.notes.push_back(fmt::format(
+      "{} of 16 bits ('{}'{}): trained as float32 and written back as {}; what the model computes in 16 bits is computed in float32 here",
+      halves.size() == 1 ? "1 weight is" : fmt::format("{} weights are", halves.size()), halves[0], halves.size() == 1 ? "" : ", …",
+      halves.size() == 1 ? "it was" : "they were"));
+  return true;
+}
+
 // Makes the copy that `control` wants, in a model whose obstacles are found without it.
-void add_copied_blocks(const std::string& path, const ImportOptions& options, const std::vector<std::string>& outputs, Workers& workers,
-                       onnx::ModelDef& model, ModelInfo& info) {
+void add_copied_blocks(const std::string& path, const ImportOptions& options, const std::vector<std::string>& outputs, bool widens,
+                       Workers& workers, onnx::ModelDef& model, ModelInfo& info) {
   if (!options.control.is_on()) return;
   std::vector<onnx::ValueDef> condition = add_condition(options.control, model.graph);
-  const std::optional<PlainModel> plain = read_plain(path, model, outputs, options, workers);
+  const std::optional<PlainModel> plain = read_plain(path, model, outputs, widens, options, workers);
   if (!plain) return;
   ControlCopy copy = copy_blocks(options.control, model.graph, *plain);
   apply(copy.edit, model.graph);
@@ -289,15 +320,11 @@ Imported import_model(const std::string& path, const ImportOptions& options, Wor
   std::replace(loss_outputs.begin(), loss_outputs.end(), std::string(), model.graph.outputs[0].name);
 
   try {
-    add_copied_blocks(path, options, loss_outputs, workers, model, result.info);
-    const BoundInputs inputs = bind_dimensions(model.graph, options);
     TensorFiles files(path);
-    result.info.low = low_type_of(model.graph);
-    if (is_half(result.info.low)) {
-      files.widen();
-      result.info.notes.push_back(fmt::format("the model's numbers are {0}: its weights are trained as float32 and written back as {0}",
-                                              to_string(result.info.low)));
-    }
+    const bool widens = has_half_weights(model, files, options, result.info);
+    if (widens) files.widen();
+    add_copied_blocks(path, options, loss_outputs, widens, workers, model, result.info);
+    const BoundInputs inputs = bind_dimensions(model.graph, options);
     WeightTable weights(result.graph, files, options, result);
     Walk walk(model, result.graph, files, weights, inputs, make_folder(workers));
     walk.run(options);
@@ -308,7 +335,7 @@ Imported import_model(const std::string& path, const ImportOptions& options, Wor
     }
     files.check_external(result.info);  // also those that only an untaken branch mentions
     place_added(result.info);
-    list_function_tensors(model, result.info);
+    list_function_tensors(model, weights, result.info);
     note_modes(model.graph, result.graph, options.adapts, result.info);
 
     const std::vector<std::string> names = output_names(model.graph);

@@ -1,8 +1,9 @@
 // Import: an ONNX file becomes a forward Graph whose dimensions are bound and whose shape arithmetic is folded, plus the places of its
 // weights.
 //
-// A model whose numbers are mostly stored in 16 bits is imported as the float32 model that it was made of: its weights become float32
-// masters, its constants float32, and Casts to 16 bits nothing. What it computes in is mixed precision's affair (ModelInfo::low).
+// A model that has weights of 16 bits is imported as the float32 model that it was made of: its weights become float32 masters, its
+// constants float32, and Casts to 16 bits nothing. What it computes in is mixed precision's affair: that type where most of its numbers are
+// stored so (ModelInfo::low).
 //
 // One walk in topological order: each node's inputs have known types (and values, where constant) when its turn comes, so binding, folding,
 // opset differences, function expansion and `If` on a constant are settled on the way. Weights are never read here, only located
@@ -11,6 +12,7 @@
 #pragma once
 
 #include <map>
+#include <memory>
 #include <optional>
 #include <set>
 #include <string>
@@ -40,14 +42,21 @@ struct ImportOptions {
   std::vector<std::string> outputs{""};                   // which model outputs the losses read, for Obstacle::blocks; "": the first
 };
 
+// Where some elements of 16 bits begin that are stored as integers of their bits (int32_data), each of one byte or several.
+struct IntegerIndex {
+  static constexpr int64_t kEach = 4096;
+  std::vector<int64_t> begins;  // of elements 0, kEach, 2 kEach, …, in the file
+};
+
 // One tensor of the user's file that holds (a copy of) a parameter.
 struct WeightPlace {
   std::string name;  // initializer or Constant output in the user's file
   FileRange bytes;   // where its bytes are, in the layout and type below
   DType dtype = DType::float32;
-  Shape shape;              // as stored in the file
-  bool transposed = false;  // stored transposed against the parameter (rank 2)
-  bool added = false;       // the file does not have it yet; `bytes` is what it is a copy of, if anything
+  Shape shape;                                     // as stored in the file
+  bool transposed = false;                         // stored transposed against the parameter (rank 2)
+  bool added = false;                              // the file does not have it yet; `bytes` is what it is a copy of, if anything
+  std::shared_ptr<const IntegerIndex> integers{};  // null: `bytes` has the elements one after the other
 };
 
 // What a weight that no file has begins as. One of these counts: `squares_of`, `bound`, `deviation`, else `value`.
@@ -104,6 +113,7 @@ struct ModelInfo {
   DType low = DType::float32;               // float16 or bfloat16 where most of its numbers are stored so
   std::vector<std::string> external_files;  // every file of external data, relative to the model's folder, each once: export copies them
   std::map<std::string, FileStamp> stamps;  // of these, and of the model as "": how they were when they were first read
+  std::map<std::string, uint64_t> hashes;   // of the same: see remember_contents()
   // What the file lacks of being that model (`untie`, `control`). The initializers have the names of the places that are `added`.
   onnx::ModelEdit edit;
   std::vector<TensorFate> tensors;  // floating-point ones, in import order
@@ -135,12 +145,15 @@ struct DeclaredInput {
   std::string name;
   DType dtype;
   std::vector<std::string> dims;  // "batch", or "4"; "" where unnamed
+  bool has_shape = true;          // false: not even how many dimensions it has
 };
 struct Declared {
   std::vector<DeclaredInput> inputs, outputs;
   ModelInfo info;
 };
 Declared declared(const std::string& path, const ControlNet& control = {});
+// What is said of an input without a shape.
+std::string without_shape(const std::string& input);
 
 // Throws Error(io) for files that can't be read, Error(unsupported) for what isn't a valid model or leaves a dimension unbound (naming all
 // of them). Nodes that can't be imported are collected in `obstacles`, all at once; values after them are missing from the graph.

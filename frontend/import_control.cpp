@@ -202,6 +202,24 @@ bool Walk::go_through(Job& job, const std::shared_ptr<const onnx::GraphDef>& gra
   return found.size() == found_before && std::none_of(outputs.begin(), outputs.end(), [](const Meaning& m) { return m.unknown(); });
 }
 
+// Nested graphs that were not gone through.
+void Walk::collect_untaken(const std::vector<onnx::NodeDef>& nodes) {
+  for (const onnx::NodeDef& node : nodes) {
+    const bool one_is_taken = node.op_type == "If" && std::any_of(node.graphs.begin(), node.graphs.end(),
+                                                                  [&](const auto& named) { return bodies_.contains(named.second.get()); });
+    for (const auto& [name, graph] : node.graphs) {
+      if (!bodies_.contains(graph.get()))
+        untaken_.emplace_back(graph, one_is_taken ? "in a branch that isn't taken" : "in a body that isn't run");
+      collect_untaken(graph->nodes);
+    }
+  }
+}
+
+void Walk::leave_untaken() {
+  collect_untaken(model_.graph.nodes);
+  for (const auto& [graph, why] : untaken_) weights_.leave(*graph, why);
+}
+
 // An If whose condition is known is its branch.
 std::optional<Reason> Walk::branch(Job& job) {
   if (job.inputs.empty()) return kIncomplete;

@@ -2,6 +2,7 @@
 
 #include "frontend/element.h"
 #include "frontend/importer.h"
+#include "frontend/weight_file.h"
 #include "graph/error.h"
 #include "graph/onnx/reader.h"
 #include "graph/onnx/schema.h"
@@ -113,6 +114,23 @@ DType weight_type_of(const onnx::GraphDef& graph) {
 DType low_type_of(const onnx::GraphDef& graph) {
   const DType most = weight_type_of(graph);
   return is_half(most) ? most : DType::float32;
+}
+
+std::shared_ptr<const IntegerIndex> TensorFiles::integers(const onnx::TensorDef& tensor, const FileRange& range) {
+  if (!tensor.varints || !is_half(*tensor.dtype)) return nullptr;
+  std::optional<IntegerIndex> index = index_integers(reader(range), range, element_count(tensor.shape));
+  if (!index)
+    throw error(ErrorCode::unsupported, "tensor '{}' is {} {}, but the file holds another number of elements of it", tensor.name,
+                tensor.type, to_string(tensor.shape));
+  return std::make_shared<const IntegerIndex>(std::move(*index));
+}
+
+void TensorFiles::read_elements(const Candidate& candidate, int64_t first, std::span<std::byte> to) {
+  const File& file = reader(candidate.bytes);
+  if (candidate.integers)
+    read_integers(file, candidate.bytes, *candidate.integers, first, to);
+  else
+    file.read(candidate.bytes.offset + first * size_of(*candidate.tensor->dtype), to);
 }
 
 Tensor TensorFiles::read(const onnx::TensorDef& tensor) { return widened(read_stored(tensor)); }

@@ -45,10 +45,7 @@ class Dimensions {
     const std::set<std::string> initializers = initializer_names(graph_);
     for (const onnx::ValueDef& input : graph_.inputs) {
       if (initializers.contains(input.name) || !input.dtype) continue;
-      if (!input.has_shape) {
-        throw error(ErrorCode::unsupported,
-                    "the model declares no shape for its input '{}', not even a rank; export it with dynamic axes instead", input.name);
-      }
+      if (!input.has_shape) throw Error(ErrorCode::unsupported, without_shape(input.name));
       if (!inputs_.emplace(input.name, &input).second) throw error(ErrorCode::unsupported, "the model has two inputs '{}'", input.name);
       for (size_t axis = 0; axis < input.dims.size(); ++axis) {
         if (input.dims[axis].size >= 0) continue;
@@ -167,3 +164,11 @@ std::optional<TensorType> bound_type(const onnx::ValueDef& value, const std::map
 }
 
 }  // namespace ort_train::importing
+
+namespace ort_train {
+
+std::string without_shape(const std::string& input) {
+  return fmt::format("the model declares no shape for its input '{}', not even a rank; export it with dynamic axes instead", input);
+}
+
+}  // namespace ort_train

@@ -90,9 +90,7 @@ class TieFinder {
     return found == alike.end() ? std::vector<size_t>{} : found->second;
   }
 
-  void read(const Candidate& candidate, int64_t element, std::span<std::byte> to) {
-    files_.reader(candidate.bytes).read(candidate.bytes.offset + element * size_of(*candidate.tensor->dtype), to);
-  }
+  void read(const Candidate& candidate, int64_t element, std::span<std::byte> to) { files_.read_elements(candidate, element, to); }
 
   // Elements at fixed places, those of these numbers; of a matrix and its transpose the same ones. `swapped` reads a square matrix as its
   // transpose.

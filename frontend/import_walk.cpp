@@ -115,6 +115,7 @@ void Walk::run(const ImportOptions& options) {
   check_mode(options.batch_norm);
   for (const auto& [pattern, mode] : options.batch_norm_nodes) check_mode(mode);
   top_ = model_.graph.nodes.size();
+  weights_.check_overlaps(model_);
   add_inputs(options);
   add_tensors(model_.graph, uses, main_);
   list(model_.graph.nodes, main_, {.opsets = model_.opsets, .uses = uses});
@@ -122,6 +123,7 @@ void Walk::run(const ImportOptions& options) {
   finish_dropout();
   selections_.finish();
   for (const std::string& note : selections_.notes()) weights_.note(note);
+  leave_untaken();
   weights_.finish();
   // An output may be an initializer that no node reads.
   for (const onnx::ValueDef& value : model_.graph.outputs) {
@@ -172,7 +174,6 @@ void Walk::add_inputs(const ImportOptions& options) {
 
 // A graph's weights and its other initializers, which are read when a node asks for them.
 void Walk::add_tensors(const onnx::GraphDef& graph, const Uses& uses, Scope& scope) {
-  const size_t refused_before = weights_.refused().size();
   for (auto& [name, meaning] : weights_.add(graph, uses, &scope == &main_)) scope.names.insert_or_assign(name, std::move(meaning));
   for (const onnx::TensorDef& tensor : graph.initializers) scope.names.emplace(tensor.name, Meaning{.tensor = &tensor});
   for (const std::string& name : graph.sparse_initializers) {
@@ -180,25 +181,6 @@ void Walk::add_tensors(const onnx::GraphDef& graph, const Uses& uses, Scope& sco
     found.push_back({{.node = fmt::format("initializer '{}'", name),
                       .reason = "is sparse, which is not supported",
                       .hint = "store it as a dense tensor"},
-                     top_,
-                     name});
-  }
-  // Their types are known, so that the walk goes on behind them.
-  std::map<std::string, const onnx::TensorDef*> tensors;
-  for (const onnx::TensorDef& tensor : graph.initializers) tensors[tensor.name] = &tensor;
-  for (size_t i = refused_before; i < weights_.refused().size(); ++i) {
-    const std::string& name = weights_.refused()[i];
-    Meaning meaning{.tainted = true};
-    std::string type = "a 16-bit type";
-    if (const auto tensor = tensors.find(name); tensor != tensors.end()) {
-      meaning.value = graph_.add_value({.name = name, .dtype = *tensor->second->dtype, .shape = tensor->second->shape});
-      placeholders.push_back(meaning.value);
-      type = tensor->second->type;
-    }
-    scope.names.insert_or_assign(name, meaning);
-    found.push_back({{.node = fmt::format("weight '{}'", name),
-                      .reason = fmt::format("is {}; float32 and float64 weights are trained", type),
-                      .hint = "convert the model to float32 before exporting it (model.float())"},
                      top_,
                      name});
   }
@@ -444,6 +426,9 @@ void Walk::expand(Job& job) {
     scope.names.insert_or_assign(body->inputs[i], i < job.inputs.size() ? job.inputs[i] : Meaning{.absent = true});
   }
   list(body->nodes, scope, {.opsets = body->opsets, .uses = uses, .caller = &job.name, .depth = job.site.depth + 1});
+  // The standard's own bodies have no tensors of the file, and those of a function are the same in each call.
+  if (!job.node.domain.empty() && left_functions_.insert({job.node.domain, job.node.op_type, job.node.overload}).second)
+    collect_untaken(body->nodes);
   for (size_t i = 0; i < job.outputs; ++i) {
     if (job.node.outputs[i].empty()) continue;
     Meaning* meaning = i < body->outputs.size() ? scope.find(body->outputs[i]) : nullptr;

@@ -63,16 +63,6 @@ bool only_moves(const Use& use) {
   return use.domain.empty() && use.input == 0 && std::find(kMoves.begin(), kMoves.end(), use.op_type) != kMoves.end();
 }
 
-// Numbers of 16 bits in int32_data: protobuf's integers are of one to three bytes, so that new ones don't fit into their place.
-void refuse_integers(const std::vector<std::string>& names) {
-  if (names.empty()) return;
-  constexpr size_t kShown = 4;
-  throw error(ErrorCode::unsupported,
-              "the elements of {} are stored as integers of their bits (int32_data): store them as bytes "
-              "(onnx.numpy_helper.from_array(onnx.numpy_helper.to_array(tensor), tensor.name))",
-              first_of(names, kShown));
-}
-
 Error shared_bytes(const std::string& first, const std::string& second, const std::string& path) {
   return error(ErrorCode::unsupported, "'{}' and '{}' share bytes of '{}' without being the same tensor; save the model again", first,
                second, path);
@@ -161,20 +151,23 @@ Uses find_uses(const std::vector<onnx::NodeDef>& nodes, const std::vector<std::s
   return uses;
 }
 
+void WeightTable::locate(Candidate& candidate) const {
+  candidate.bytes = files_.locate(*candidate.tensor);
+  candidate.integers = files_.integers(*candidate.tensor, candidate.bytes);
+}
+
 std::vector<Subject> WeightTable::subjects(const onnx::GraphDef& graph, const Uses& uses) {
   std::vector<Subject> found;
   const auto consider = [&](const std::string& name, const onnx::TensorDef& tensor, bool in_node) {
     if (!is_floating(*tensor.dtype)) return others_.emplace_back(name, fmt::format("is {}", tensor.type)), void();
     if (element_count(tensor.shape) == 0) return;
+    listed_.insert(listing_key(tensor));
     std::vector<Use> readers = uses.at(name), ends;
     std::erase_if(readers, [](const Use& use) { return use.op_type == "Shape" && use.domain.empty(); });  // of a constant
     add_ends(readers, uses, 0, ends);
-    found.push_back({.candidate = {.name = name,
-                                   .tensor = &tensor,
-                                   .uses = std::move(readers),
-                                   .bytes = tensor.offset < 0 || tensor.varints ? FileRange() : files_.locate(tensor)},
-                     .in_node = in_node,
-                     .ends = std::move(ends)});
+    found.push_back(
+        {.candidate = {.name = name, .tensor = &tensor, .uses = std::move(readers)}, .in_node = in_node, .ends = std::move(ends)});
+    if (tensor.offset >= 0) locate(found.back().candidate);
   };
   int64_t unused = 0;
   for (const onnx::TensorDef& tensor : graph.initializers) {
@@ -206,11 +199,6 @@ std::vector<Candidate> WeightTable::parameters(const onnx::GraphDef& graph, cons
   for (const onnx::NodeDef& node : graph.nodes) {
     for (const std::string& output : node.outputs) evidence.producers.emplace(output, &node);
   }
-  std::vector<std::string> as_integers;
-  for (const Subject& subject : evidence.subjects) {  // which rules can't look at
-    if (subject.candidate.tensor->varints && !subject.candidate.tensor->value) as_integers.push_back(subject.candidate.name);
-  }
-  refuse_integers(as_integers);
   const std::vector<Verdict> verdicts = decide(evidence, result_.info.notes);
   std::vector<Candidate> found;
   for (size_t i = 0; i < verdicts.size(); ++i) {
@@ -221,18 +209,11 @@ std::vector<Candidate> WeightTable::parameters(const onnx::GraphDef& graph, cons
     candidate.is_constant = is_constant;
     candidate.fate = result_.info.tensors.size();
     result_.info.tensors.push_back({candidate.name, type, verdicts[i].treatment, verdicts[i].why, verdicts[i].original});
-    const bool is_refused = is_half(type.dtype) && !files_.widens();
-    if (is_constant && (is_refused || type.bytes() <= kMaxConstant)) continue;
-    if (is_refused) {
-      refused_.push_back(candidate.name);
-      continue;
-    }
-    const onnx::TensorDef& tensor = *candidate.tensor;
-    if (tensor.varints) as_integers.push_back(candidate.name);
-    if (candidate.bytes.path.empty() && !tensor.added) candidate.bytes = files_.locate(tensor);  // says why it can't be trained
+    // Constants of 16 bits are read as such, unless these stand for float32.
+    if (is_constant && (type.bytes() <= kMaxConstant || (is_half(type.dtype) && !files_.widens()))) continue;
+    if (candidate.bytes.path.empty() && !candidate.tensor->added) locate(candidate);  // says why it can't be trained
     found.push_back(std::move(candidate));
   }
-  refuse_integers(as_integers);
   if (is_main) note_own_names(graph);
   if (const std::vector<std::string> missing = missing_parameters(evidence); !missing.empty()) {
     constexpr size_t kShown = 16;
@@ -241,6 +222,24 @@ std::vector<Candidate> WeightTable::parameters(const onnx::GraphDef& graph, cons
                     missing.size(), missing.size() == 1 ? "isn't" : "aren't", first_of(missing, kShown)));
   }
   return found;
+}
+
+// The weights of 16 bits in a graph and in those nested in it.
+void WeightTable::find_halves(const onnx::GraphDef& graph, const onnx::Opsets& opsets, bool is_main, std::vector<std::string>& names) {
+  bool has_any = false;
+  const auto look = [&](const onnx::TensorDef& tensor) { has_any |= tensor.dtype && is_half(*tensor.dtype); };
+  for (const onnx::TensorDef& tensor : graph.initializers) look(tensor);
+  for (const onnx::NodeDef& node : graph.nodes) {
+    for (const auto& [name, tensor] : node.tensors) look(tensor);
+  }
+  if (has_any) {
+    for (const Candidate& candidate : parameters(graph, find_uses(graph.nodes, output_names(graph), opsets), is_main)) {
+      if (!candidate.is_constant && is_half(*candidate.tensor->dtype)) names.push_back(candidate.name);
+    }
+  }
+  for (const onnx::NodeDef& node : graph.nodes) {
+    for (const auto& [name, nested] : node.graphs) find_halves(*nested, opsets, /*is_main=*/false, names);
+  }
 }
 
 // PyTorch's older exporter gives what it folds names of its own, and says nothing of what that was.
@@ -330,7 +329,53 @@ void WeightTable::check_patterns(const std::vector<std::string>& patterns, const
   }
 }
 
+void WeightTable::leave(const onnx::GraphDef& graph, const char* why) {
+  const auto look = [&](const std::string& name, const onnx::TensorDef& tensor, int64_t fewest) {
+    if (!tensor.dtype || !is_floating(*tensor.dtype) || element_count(tensor.shape) < fewest) return;
+    if (!listed_.insert(listing_key(tensor)).second && tensor.offset >= 0) return;  // of a function that is expanded once more
+    TensorFate fate{.name = name, .type = {*tensor.dtype, tensor.shape}, .why = why};
+    const auto same =
+        tensor.offset < 0 ? by_place_.end() : by_place_.find(place_key({.name = name, .tensor = &tensor, .bytes = files_.locate(tensor)}));
+    if (same == by_place_.end()) {
+      others_.emplace_back(name, fmt::format("is {}", why));
+    } else {
+      fate.treatment = result_.info.tensors[same->second.first.fate].treatment;
+      fate.why = fmt::format("stored in the same place as '{}'", same->second.first.name);
+    }
+    left_.push_back(std::move(fate));
+  };
+  for (const onnx::TensorDef& tensor : graph.initializers) look(tensor.name, tensor, 1);
+  for (const onnx::NodeDef& node : graph.nodes) {
+    const auto value = node.tensors.find("value");
+    if (node.op_type == "Constant" && value != node.tensors.end() && !node.outputs.empty()) look(node.outputs[0], value->second, 2);
+  }
+}
+
 void WeightTable::finish() {
+  check_choices();
+  for (const Weight& weight : result_.weights) {
+    for (const WeightPlace& place : weight.places) {
+      if (weight.is_constant || place.added) continue;
+      const auto [begin, end] = of_functions_.equal_range({place.bytes.path, place.bytes.offset});
+      for (auto shared = begin; shared != end; ++shared) {  // but for the weight itself, of a branch in a function
+        if (!lists(*shared->second.tensor)) throw shared_bytes(place.name, shared->second.name, place.bytes.path);
+      }
+    }
+  }
+  std::vector<std::string> names;
+  for (TensorFate& fate : left_) {
+    if (fate.treatment == Treatment::constant) names.push_back(fate.name);
+    result_.info.tensors.push_back(std::move(fate));
+  }
+  if (names.empty()) return;
+  result_.info.notes.push_back(
+      names.size() == 1
+          ? fmt::format("'{}' is in a branch that isn't taken: it stays as it is", names[0])
+          : fmt::format("{} tensors ('{}', …) are in branches that aren't taken: they stay as they are", names.size(), names[0]));
+}
+
+// What `train` and `freeze` did.
+void WeightTable::check_choices() {
   if (options_.train.empty() && options_.freeze.empty() && !options_.adapts) return;
   check_patterns(options_.train, "train");
   check_patterns(options_.freeze, "freeze");
@@ -355,25 +400,30 @@ void WeightTable::finish() {
 }
 
 // Two tensors may lie in the same place of a file, as the same tensor; if they overlap otherwise, training one would change the other.
-void WeightTable::check_overlaps(const onnx::GraphDef& graph) {
-  std::vector<std::pair<FileRange, const onnx::TensorDef*>> ranges;
-  const auto add = [&](const onnx::TensorDef& tensor) {
-    if (tensor.external() && tensor.bytes > 0) ranges.emplace_back(files_.locate(tensor), &tensor);
+void WeightTable::check_overlaps(const onnx::ModelDef& model) {
+  struct Stored {
+    FileRange range;
+    std::string name;
+    const onnx::TensorDef* tensor;
   };
-  for (const onnx::TensorDef& tensor : graph.initializers) add(tensor);
-  for (const onnx::NodeDef& node : graph.nodes) {
-    for (const auto& [name, tensor] : node.tensors) add(tensor);
+  std::vector<Stored> all;
+  const auto add = [&](const std::string& name, const onnx::TensorDef& tensor) {
+    if (tensor.external() && tensor.bytes > 0) all.push_back({files_.locate(tensor), name, &tensor});
+  };
+  onnx::each_tensor(model.graph, add);
+  for (const auto& [name, tensor] : model.function_tensors) {
+    add(name, tensor);
+    if (tensor.external() && tensor.bytes > 0)
+      of_functions_.emplace(std::pair(all.back().range.path, tensor.offset), OfFunction{name, &tensor});
   }
-  std::sort(ranges.begin(), ranges.end(), [](const auto& a, const auto& b) {
-    return std::tie(a.first.path, a.first.offset, a.first.bytes) < std::tie(b.first.path, b.first.offset, b.first.bytes);
+  std::stable_sort(all.begin(), all.end(), [](const Stored& a, const Stored& b) {
+    return std::tie(a.range.path, a.range.offset, a.range.bytes) < std::tie(b.range.path, b.range.offset, b.range.bytes);
   });
-  for (size_t i = 1; i < ranges.size(); ++i) {
-    const auto& [before, first] = ranges[i - 1];
-    const auto& [range, second] = ranges[i];
-    if (range.path != before.path || range.offset >= before.offset + before.bytes) continue;
-    if (range != before || first->dtype != second->dtype || first->shape != second->shape) {
-      throw shared_bytes(first->name, second->name, range.path);
-    }
+  for (size_t i = 1; i < all.size(); ++i) {
+    const Stored &first = all[i - 1], &second = all[i];
+    if (second.range.path != first.range.path || second.range.offset >= first.range.offset + first.range.bytes) continue;
+    if (second.range != first.range || first.tensor->dtype != second.tensor->dtype || first.tensor->shape != second.tensor->shape)
+      throw shared_bytes(first.name, second.name, second.range.path);
   }
 }
 
@@ -386,11 +436,25 @@ ValueId WeightTable::make_parameter(const Candidate& candidate, const std::strin
                                        .trainable = candidate.trainable});
   result_.weights.push_back({.parameter = graph_.value(id).name,
                              .dtype = graph_.value(id).dtype,
-                             .places = {{.name = name, .bytes = candidate.bytes, .dtype = type.dtype, .shape = type.shape, .added = added}},
+                             .places = {{.name = name,
+                                         .bytes = candidate.bytes,
+                                         .dtype = type.dtype,
+                                         .shape = type.shape,
+                                         .added = added,
+                                         .integers = candidate.integers}},
                              .is_constant = candidate.is_constant});
   if (added && candidate.bytes.path.empty()) result_.weights.back().fresh = FreshNumbers();  // zeros
   if (added) result_.info.edit.initializers.push_back({name, type});
+  if (!added) note_integers(candidate);
   return id;
+}
+
+// Integers take one byte or several, so that new ones don't fit into the place of the old: the new file has bytes instead.
+void WeightTable::note_integers(const Candidate& candidate) {
+  if (!candidate.integers) return;
+  result_.info.edit.stored.push_back({.offset = candidate.bytes.offset,
+                                      .end = candidate.bytes.offset + candidate.bytes.bytes,
+                                      .bytes = element_count(candidate.tensor->shape) * size_of(*candidate.tensor->dtype)});
 }
 
 Meaning WeightTable::add_parameter(const Candidate& candidate) {
@@ -425,8 +489,10 @@ Meaning WeightTable::tie_to(const Candidate& kept, const Meaning& parameter, con
                              .dtype = type.dtype,
                              .shape = type.shape,
                              .transposed = transposed,
-                             .added = tied.tensor->added});
+                             .added = tied.tensor->added,
+                             .integers = tied.integers});
     if (tied.tensor->added) result_.info.edit.initializers.push_back({tied.name, type});
+    if (!tied.tensor->added) note_integers(tied);
   }
   result_.info.notes.push_back(fmt::format("tied '{}' with '{}' ({})", tied.name, kept.name,
                                            tied.bytes == kept.bytes ? "stored in the same place"
@@ -461,8 +527,12 @@ void WeightTable::add_quantized(const onnx::GraphDef& graph, const Uses& uses, s
 
 std::map<std::string, Meaning> WeightTable::add(const onnx::GraphDef& graph, const Uses& uses, bool is_main) {
   check_names(graph);
-  check_overlaps(graph);
   std::vector<Candidate> found = parameters(graph, uses, is_main);
+  for (const Candidate& candidate : found) {
+    if (files_.widens() || candidate.is_constant || !is_half(*candidate.tensor->dtype)) continue;
+    throw error(ErrorCode::unsupported, "'{}' is a weight of 16 bits in a branch of a function: inline the functions (onnx.inliner)",
+                candidate.name);
+  }
   std::vector<Tie> ties;
   if (options_.retie && !options_.untie) ties = find_ties(found, files_);
   share_choices(found, ties);
@@ -501,6 +571,14 @@ std::map<std::string, Meaning> WeightTable::add(const onnx::GraphDef& graph, con
         options_.untie ? "each use has its own copy" : "their gradients are summed (`untie` splits them)"));
   }
   return meanings;
+}
+
+std::vector<std::string> half_weights(const onnx::ModelDef& model, TensorFiles& files, const ImportOptions& options) {
+  Imported unused;
+  WeightTable table(unused.graph, files, options, unused);
+  std::vector<std::string> names;
+  table.find_halves(model.graph, model.opsets, /*is_main=*/true, names);
+  return names;
 }
 
 }  // namespace ort_train::importing

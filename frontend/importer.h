@@ -24,6 +24,8 @@ namespace ort_train::importing {
 // Reads the model without its weights and checks what concerns the whole of it.
 onnx::ModelDef open_model(const std::string& path, FileStamp* stamp = nullptr);
 
+struct Candidate;
+
 // The folder of a model and the files in it: where tensors lie, and reading those that are constants.
 class TensorFiles {
  public:
@@ -32,6 +34,10 @@ class TensorFiles {
   // Where the elements are; checks that the file is there, is one that may be read, and is long enough. Throws Error(io),
   // Error(unsupported).
   FileRange locate(const onnx::TensorDef& tensor);
+  // Where numbers of 16 bits begin that are stored as integers in `range`; null for other tensors. Throws Error(unsupported).
+  std::shared_ptr<const IntegerIndex> integers(const onnx::TensorDef& tensor, const FileRange& range);
+  // Some elements, as they are stored, of a tensor that was located.
+  void read_elements(const Candidate& candidate, int64_t first, std::span<std::byte> to);
   // All elements, for constants; the total that may be read is limited. Of a 16-bit model they are float32 (widen).
   Tensor read(const onnx::TensorDef& tensor);
   Tensor widened(Tensor stored) const;  // a copy in float32 of what has 16 bits, where these stand for it
@@ -108,7 +114,8 @@ struct Candidate {
   bool is_constant = false;  // no weight, but too large for a constant of the graph
   std::vector<Use> uses{};
   FileRange bytes{};
-  size_t fate = 0;  // index in ModelInfo::tensors
+  std::shared_ptr<const IntegerIndex> integers{};  // WeightPlace::integers
+  size_t fate = 0;                                 // index in ModelInfo::tensors
 };
 struct Subject;  // import_evidence.h
 
@@ -133,20 +140,29 @@ class WeightTable {
 
   // Weights of a graph: initializers in the file's order, then Constant nodes in theirs. Returns what their names mean.
   std::map<std::string, Meaning> add(const onnx::GraphDef& graph, const Uses& uses, bool is_main);
-  // The names of float16 and bfloat16 tensors that would have been weights, in a model of wider ones.
-  const std::vector<std::string>& refused() const { return refused_; }
+  void find_halves(const onnx::GraphDef& graph, const onnx::Opsets& opsets, bool is_main, std::vector<std::string>& names);
+  // Throws Error(unsupported) where tensors of the model, those of branches and functions included, share bytes of a file and aren't the
+  // same.
+  void check_overlaps(const onnx::ModelDef& model);
+  // Lists the floating-point tensors of a nested graph that isn't gone through.
+  void leave(const onnx::GraphDef& graph, const char* why);
+  bool lists(const onnx::TensorDef& tensor) const { return tensor.offset >= 0 && listed_.contains(listing_key(tensor)); }
   void note(std::string text) { result_.info.notes.push_back(std::move(text)); }
   // Once all graphs have been added: what `train` and `freeze` did. Throws Error(usage) where one of their patterns fits nothing, or
-  // nothing is left to train.
+  // nothing is left to train; Error(unsupported) where a weight shares its bytes with a tensor of a function.
   void finish();
 
  private:
+  using ListingKey = std::tuple<std::string, std::string, int64_t>;
+  static ListingKey listing_key(const onnx::TensorDef& tensor) { return {tensor.name, tensor.location, tensor.offset}; }
+  void locate(Candidate& candidate) const;
+  void note_integers(const Candidate& candidate);
+  void check_choices();
   std::vector<Candidate> parameters(const onnx::GraphDef& graph, const Uses& uses, bool is_main);
   std::vector<Subject> subjects(const onnx::GraphDef& graph, const Uses& uses);
   void note_own_names(const onnx::GraphDef& graph);
   void check_patterns(const std::vector<std::string>& patterns, const char* option) const;
   void share_choices(std::vector<Candidate>& found, const std::vector<Tie>& ties);
-  void check_overlaps(const onnx::GraphDef& graph);
   void add_quantized(const onnx::GraphDef& graph, const Uses& uses, std::map<std::string, Meaning>& meanings);
   Meaning add_parameter(const Candidate& candidate);
   ValueId make_parameter(const Candidate& candidate, const std::string& name, bool added);
@@ -157,10 +173,18 @@ class WeightTable {
   TensorFiles& files_;
   const ImportOptions& options_;
   Imported& result_;
-  std::vector<std::string> refused_;
   std::vector<std::pair<std::string, std::string>> others_;  // initializers that can't be trained, and why
   std::map<PlaceKey, std::pair<Candidate, Meaning>> by_place_;
+  std::set<ListingKey> listed_;   // of tensors that were looked at
+  std::vector<TensorFate> left_;  // of nested graphs that aren't gone through
+  struct OfFunction {
+    std::string name;
+    const onnx::TensorDef* tensor = nullptr;
+  };
+  std::multimap<std::pair<std::string, int64_t>, OfFunction> of_functions_;  // external tensors of functions by path and offset
 };
+// The weights of 16 bits, in the main graph and nested ones.
+std::vector<std::string> half_weights(const onnx::ModelDef& model, TensorFiles& files, const ImportOptions& options);
 
 // --- nodes ----------------------------------------------------------------------------------------------------------------------------
 
@@ -270,6 +294,8 @@ class Walk {
   std::optional<Reason> position(const Job& job, size_t input, int64_t last, int64_t& at) const;
   std::optional<Reason> scan_once(Job& job, const ScanForm& form, std::vector<Meaning> inputs, std::vector<Meaning>& results);
   Body& enter(const std::shared_ptr<const onnx::GraphDef>& graph, Job& job);
+  void collect_untaken(const std::vector<onnx::NodeDef>& nodes);
+  void leave_untaken();
   bool go_through(Job& job, const std::shared_ptr<const onnx::GraphDef>& graph, const std::vector<Meaning>& inputs,
                   std::vector<Meaning>& outputs);
 
@@ -286,7 +312,9 @@ class Walk {
   std::vector<std::string> layers_{};                     // names of BatchNormalization nodes
   Scope main_;
   std::map<const onnx::GraphDef*, Body> bodies_;
-  size_t top_ = 0;  // position of the main graph's node at work
+  std::vector<std::pair<std::shared_ptr<const onnx::GraphDef>, const char*>> untaken_;  // nested graphs, and why
+  std::set<std::array<std::string, 3>> left_functions_;                                 // of which those are known
+  size_t top_ = 0;                                                                      // position of the main graph's node at work
   int64_t visited_ = 0;
 };
 

@@ -10,54 +10,177 @@
 
 #include "frontend/check_options.h"
 #include "frontend/controlnet.h"
+#include "frontend/loss_options.h"
 #include "frontend/shuffle.h"
 #include "graph/error.h"
 #include "graph/rounding.h"
 
 namespace ort_train {
+namespace {
 
-JobData::JobData(const Options& options, const RunStart& start, const Note& note) : options_(options), start_(start), note_(note) {
+ValidFile wanted_valid(const Options& options) {
+  if (options.eval_steps > 0) return ValidFile::needed;
+  return options.evaluates_on_request ? ValidFile::optional : ValidFile::ignored;
+}
+
+// The array of tokens: 'input_ids', else the only one of whole numbers that feeds the model; empty where there is none.
+std::string token_array(const DataSet& data, const Binding& binding) {
+  if (data.find("input_ids") >= 0) return "input_ids";
+  std::set<std::string> whole;
+  for (const FedInput& fed : binding.fed) {
+    const bool is_beside_tokens = fed.input == kLengthField || fed.input == "position_ids" || fed.input == "token_type_ids";
+    if (!is_beside_tokens && !is_float(data.fields()[static_cast<size_t>(data.find(fed.field))].element)) whole.insert(fed.field);
+  }
+  return whole.size() == 1 ? *whole.begin() : std::string();
+}
+
+}  // namespace
+
+JobData::JobData(const Options& options, const RunStart& start, const Note& note)
+    : options_(options), start_(start), note_(note), terms_(parse_losses(options).terms) {
   const Declared model = declared(options.model, control_net(options));
-  sets = open_data(options.data, options.model, options.token_type);
+  sets = open_data(options.data, options.model, options.token_type, wanted_valid(options));
   binding = bind_inputs(model, options, *sets.train);
+  tokens_ = token_array(*sets.train, binding);
   attached = attachments(options);
   for (const Attachment& other : attached) bind_attachment(other, model, *sets.train, binding);
-  if (sets.valid && sets.valid->is_row()) sets.valid->cut(binding.sequence);
+  settle_labels();
+  sets.train->use(arrays_used());
+  settle_valid();
   divide_samples();
   count_steps();
   settle_lengths();
+}
+
+// --- which arrays -----------------------------------------------------------------------------------------------------------------------
+
+// Text and tokens have no other labels. Arrays may have some; they stand in for labels that nobody has named.
+std::vector<bool> JobData::labels_are_tokens(const DataSet& data) const {
+  std::vector<bool> result;
+  for (const LossTerm& term : terms_) {
+    const bool is_of_tokens = options_.task == "causal-lm" && loss_named(term.kind).labels == LabelKind::classes;
+    const std::string usual = Options{}.labels;
+    const bool is_named = term.has_own_labels || options_.labels != usual;
+    if (!is_of_tokens)
+      result.push_back(false);
+    else if (data.is_row())
+      result.push_back(!is_named || term.labels[0] == usual);
+    else
+      result.push_back(!is_named && !tokens_.empty() && data.find(term.labels[0]) < 0);
+  }
+  return result;
+}
+
+void JobData::settle_labels() {
+  const DataSet& data = *sets.train;
+  labels_are_tokens_ = labels_are_tokens(data);
+  if (data.is_row() || std::find(labels_are_tokens_.begin(), labels_are_tokens_.end(), true) == labels_are_tokens_.end()) return;
+  const auto shape_of = [&](int field) { return data.fields()[static_cast<size_t>(field)].shape; };
+  const int mask = data.find(kLengthField), tokens = data.find(tokens_);
+  ignores_padding_ = mask >= 0 && shape_of(mask).size() == 1 && !shape_of(tokens).empty() && shape_of(mask)[0] == shape_of(tokens)[0];
+  note_(fmt::format("labels are '{}', shifted{}", tokens_,
+                    ignores_padding_ ? fmt::format("; labels of padded positions don't count ('{}')", kLengthField) : ""));
+}
+
+std::set<std::string> JobData::arrays_used() const {
+  std::set<std::string> names;
+  for (const FedInput& fed : binding.fed) names.insert(fed.field);
+  for (size_t i = 0; i < terms_.size(); ++i) {
+    if (labels_are_tokens_[i])
+      names.insert(tokens_);
+    else if (loss_named(terms_[i].kind).labels != LabelKind::none)
+      names.insert(terms_[i].labels.begin(), terms_[i].labels.end());
+  }
+  if (ignores_padding_ || !options_.length_buckets.empty()) names.insert(kLengthField);
+  return names;
+}
+
+// Where nobody evaluates in the course of the run, a validation file that doesn't fit is none.
+void JobData::settle_valid() {
+  no_valid = sets.valid_problem;
+  if (!sets.valid) return;
+  try {
+    check_valid(*sets.valid);
+  } catch (const Error& problem) {
+    if (options_.eval_steps > 0) throw;
+    no_valid = problem.what();
+    sets.valid.reset();
+  }
+}
+
+void JobData::check_valid(DataSet& valid) const {
+  const DataSet& train = *sets.train;
+  if (valid.is_row()) valid.cut(binding.sequence);
+  const std::vector<bool> are_tokens = labels_are_tokens(valid);
+  for (size_t i = 0; i < terms_.size(); ++i) {
+    if (are_tokens[i] == labels_are_tokens_[i]) continue;
+    throw error(ErrorCode::data, "{}: has {} array '{}' for the labels, {} has {}: give it to both, or to none", valid.path(),
+                are_tokens[i] ? "no" : "an", terms_[i].labels[0], train.path(), are_tokens[i] ? "one" : "none");
+  }
+  valid.use(arrays_used());
+  for (const std::string& name : arrays_used()) {
+    const int ours = train.find(name), theirs = valid.find(name);
+    if (ours < 0) continue;  // the feed says so
+    if (theirs < 0) throw error(ErrorCode::data, "{}: has no array '{}', which {} has", valid.path(), name, train.path());
+    const Field &of_train = train.fields()[static_cast<size_t>(ours)], &of_valid = valid.fields()[static_cast<size_t>(theirs)];
+    if (without_ones(of_valid.shape) != without_ones(of_train.shape) || is_float(of_valid.element) != is_float(of_train.element))
+      throw error(ErrorCode::data, "{}: array '{}' has samples of {} {}, in {} they are {} {}", valid.path(), name,
+                  to_string(of_valid.element), to_string(of_valid.shape), train.path(), to_string(of_train.element),
+                  to_string(of_train.shape));
+  }
+  if (binding.batch_is_fixed && valid.samples() < binding.batch)
+    throw error(ErrorCode::data, "{}: has {} samples, fewer than the batch of {} that the model's file fixes", valid.path(),
+                valid.samples(), binding.batch);
 }
 
 // --- which samples ----------------------------------------------------------------------------------------------------------------------
 
 void JobData::divide_samples() {
   train_samples = {.data = sets.train.get(), .begin = 0, .count = sets.train->samples()};
-  if (sets.valid) {
+  if (sets.valid)
     valid_samples = {.data = sets.valid.get(), .begin = 0, .count = sets.valid->samples()};
-  } else if (options_.eval_steps > 0) {
-    const int64_t held_out = static_cast<int64_t>(std::ceil(static_cast<double>(train_samples.count) * options_.validation_split));
-    if (held_out == 0 || held_out >= train_samples.count) {
-      throw error(ErrorCode::data,
-                  "{}: of its {} samples, none is left to evaluate or to train on: change `validation_split`, or give a folder with train "
-                  "and valid",
-                  sets.train->path(), train_samples.count);
-    }
-    train_samples.count -= held_out;
-    valid_samples = {.data = sets.train.get(), .begin = train_samples.count, .count = held_out};
-    note_(fmt::format("the last {} of {} samples are held out", held_out, train_samples.count + held_out));
-  }
+  else if (options_.eval_steps > 0)
+    hold_out();
   if (train_samples.count < binding.batch) {
     if (binding.batch_is_fixed) {
-      throw error(ErrorCode::data, "{}: has {} samples, fewer than the batch of {} that the model's file fixes", sets.train->path(),
-                  train_samples.count, binding.batch);
+      const int64_t held_out = sets.train->samples() - train_samples.count;
+      throw error(ErrorCode::data, "{}: has {} samples{}, fewer than the batch of {} that the model's file fixes", sets.train->path(),
+                  train_samples.count, held_out > 0 ? fmt::format(" beside the {} that are held out", held_out) : "", binding.batch);
     }
     note_(fmt::format("the batch is {}: the data has no more samples", train_samples.count));
     binding.batch = train_samples.count;
   }
-  if (const int64_t left_out = train_samples.count - batching(train_samples).usable(); left_out > 0) {
-    note_(fmt::format("the model's file fixes the batch at {}: {} of {} samples are left out in each epoch", binding.batch, left_out,
-                      train_samples.count));
+  note_left_out(train_samples, "samples", "epoch");
+  if (valid_samples.data != nullptr) note_left_out(valid_samples, "held-out samples", "evaluation");
+}
+
+// Takes the samples at the end of the only file.
+void JobData::hold_out() {
+  const int64_t all = train_samples.count;
+  const auto held_out = static_cast<int64_t>(std::ceil(static_cast<double>(all) * options_.validation_split));
+  if (held_out == 0 || held_out >= all) {
+    throw error(ErrorCode::data,
+                "{}: of its {} samples, none is left to evaluate or to train on: change `validation_split`, or give a folder with train "
+                "and valid",
+                sets.train->path(), all);
   }
+  if (binding.batch_is_fixed && held_out < binding.batch) {
+    throw error(
+        ErrorCode::data,
+        "{}: {} of its {} samples are held out, fewer than the batch of {} that the model's file fixes: raise `validation_split`, or "
+        "give a folder with train and valid",
+        sets.train->path(), held_out, all, binding.batch);
+  }
+  train_samples.count -= held_out;
+  valid_samples = {.data = sets.train.get(), .begin = train_samples.count, .count = held_out};
+  note_(fmt::format("the last {} of {} samples are held out", held_out, all));
+}
+
+void JobData::note_left_out(const SampleRange& range, const char* what, const char* when) const {
+  const int64_t left_out = range.count - batching(range).usable();
+  if (left_out == 0) return;
+  note_(fmt::format("the model's file fixes the batch at {}: {} of {} {} are left out in each {}", binding.batch, left_out, range.count,
+                    what, when));
 }
 
 void JobData::count_steps() {
@@ -87,28 +210,34 @@ bool JobData::ends_an_epoch() const {
 Batch JobData::batch_of(const SampleRange& range, std::vector<int64_t> samples) const {
   Batch batch{.samples = std::move(samples)};
   if (lengths.empty()) return batch;
+  int64_t needed = 0;  // by the longest sample
+  for (const int64_t sample : batch.samples) needed = std::max(needed, length_of(range, sample));
+  for (const LengthReport& of : lengths) batch.length = of.length >= needed ? of.length : batch.length;
+  return batch;
+}
+
+// By the last number of its mask other than 0; as long as can be where there is none.
+int64_t JobData::length_of(const SampleRange& range, int64_t sample) const {
   const auto field = static_cast<size_t>(range.data->find(kLengthField));
   const Field& mask = range.data->fields()[field];
   std::vector<std::byte> bytes(static_cast<size_t>(mask.bytes()));
-  int64_t needed = 0;  // by the longest sample
-  for (const int64_t sample : batch.samples) {
-    range.data->read(field, sample, bytes);
-    const auto last = std::find_if(bytes.rbegin(), bytes.rend(), [](std::byte byte) { return byte != std::byte{0}; });
-    needed = std::max(needed, divided_up(bytes.rend() - last, size_of(mask.element)));
+  range.data->read(field, sample, bytes);
+  int64_t length = 0;
+  for (int64_t i = 0; i < mask.shape[0]; ++i) {
+    const int sign = sign_at(mask.element, bytes, i);
+    if (sign != 0) length = i + 1;
+    if (sign < 0 && is_float(mask.element))
+      throw error(ErrorCode::data,
+                  "{}: sample {}: array '{}' has negative numbers, as a mask that is added to scores, where 0 is no padding; "
+                  "`length_buckets` need one of ones, and zeros for padding",
+                  range.data->path(), sample, kLengthField);
   }
-  for (const LengthReport& of : lengths) batch.length = of.length >= needed ? of.length : batch.length;
-  return batch;
+  return length > 0 ? length : mask.shape[0];
 }
 
 // How often batches have each length: in the first epoch, or the beginning of it.
 void JobData::settle_lengths() {
   if (options_.length_buckets.empty()) return;
-  if (const DataSet* const valid = sets.valid.get(); valid != nullptr) {
-    const int field = valid->find(kLengthField);
-    if (field < 0 || valid->fields()[static_cast<size_t>(field)].shape != Shape{binding.sequence})
-      throw error(ErrorCode::data, "{}: has no array '{}' of samples of {}, as the data to train on", valid->path(), kLengthField,
-                  binding.sequence);
-  }
   std::set<int64_t, std::greater<>> all(options_.length_buckets.begin(), options_.length_buckets.end());
   all.insert(binding.sequence);
   for (const int64_t length : all) lengths.push_back({.length = length});
@@ -164,14 +293,15 @@ std::vector<std::unique_ptr<Feed>> JobData::feeds(const EntrySet& set, const Los
       for (size_t at = 0; at < loss.labels.size(); ++at) {
         const bool is_length = loss.kind == LabelKind::sequences && at == 1;
         labels.push_back({.value = loss.labels[at],
-                          .field = losses.terms[i].labels.at(at),
+                          .field = labels_are_tokens_.at(i) ? tokens_ : losses.terms[i].labels.at(at),
                           .loss = i,
                           .causal = options_.task == "causal-lm" && loss.kind == LabelKind::classes,
                           .kind = is_length ? LabelKind::numbers : loss.kind,
                           .counts = loss.counted == Counted::labels,
                           .class_count = loss.classes,
                           .class_weights = loss.class_weights,
-                          .ignore_index = loss.ignore_index});
+                          .ignore_index = loss.ignore_index,
+                          .mask = labels_are_tokens_.at(i) && ignores_padding_ ? kLengthField : ""});
       }
     }
     const SampleRange& range = kind == EntryKind::train ? train_samples : valid_samples;
@@ -181,6 +311,8 @@ std::vector<std::unique_ptr<Feed>> JobData::feeds(const EntrySet& set, const Los
 }
 
 int64_t JobData::memory_bytes() const { return sets.train->memory_bytes() + (sets.valid ? sets.valid->memory_bytes() : 0); }
+
+int64_t JobData::unpacked_bytes() const { return sets.train->unpacked_bytes() + (sets.valid ? sets.valid->unpacked_bytes() : 0); }
 
 void JobData::load() {
   sets.train->load();

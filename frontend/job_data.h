@@ -7,6 +7,8 @@
 
 #include <cstdint>
 #include <memory>
+#include <set>
+#include <string>
 #include <vector>
 
 #include "frontend/attach_model.h"
@@ -17,6 +19,7 @@
 #include "frontend/ort_train.h"
 #include "frontend/run_start.h"
 #include "passes/entry_set.h"
+#include "passes/losses.h"
 
 namespace ort_train {
 
@@ -67,17 +70,27 @@ class JobData {
   std::vector<std::unique_ptr<Feed>> feeds(const EntrySet& set, const LossSpec& losses) const;
   // Bytes that the data sets take once loaded.
   int64_t memory_bytes() const;
+  int64_t unpacked_bytes() const;  // of these, what files have compressed
   void load();
 
   DataSets sets;
   Binding binding;
   std::vector<Attachment> attached;          // other models that the losses read: the binding has their inputs, too
   SampleRange train_samples, valid_samples;  // valid: none where its data is null
+  std::string no_valid;                      // why that is so though there is a validation file; it is only where `eval_steps` is 0
   std::vector<LengthReport> lengths;         // of batches, the longest first; none: all have one
   int64_t total_steps = 0;                   // of the whole run
 
  private:
+  void settle_labels();
+  std::vector<bool> labels_are_tokens(const DataSet& data) const;  // by term
+  std::set<std::string> arrays_used() const;
+  void settle_valid();
+  void check_valid(DataSet& valid) const;
   void divide_samples();
+  void hold_out();
+  void note_left_out(const SampleRange& range, const char* what, const char* when) const;
+  int64_t length_of(const SampleRange& range, int64_t sample) const;
   void count_steps();
   void settle_lengths();
   int64_t steps_of_epoch(int64_t index) const;  // from that sample on
@@ -85,6 +98,10 @@ class JobData {
   const Options& options_;
   const RunStart& start_;
   const Note& note_;
+  const std::vector<LossTerm> terms_;
+  std::string tokens_{};                   // the array that a language model reads and learns; empty: there is none
+  std::vector<bool> labels_are_tokens_{};  // by term: the data have no labels, they are those
+  bool ignores_padding_ = false;           // of such labels
 };
 
 }  // namespace ort_train

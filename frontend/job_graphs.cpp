@@ -39,7 +39,10 @@ EntrySet JobGraphs::entries(const StepStrategy& strategy) {
   const std::vector<LengthReport> lengths = data_.lengths.empty() ? std::vector{LengthReport{.share = 1}} : data_.lengths;
   if (is_first) losses = make_losses();
   const Graph& main = model_.main_forward_graph();
-  if (is_first) note_losses(main);
+  if (is_first) {
+    note_losses(main);
+    settle_text(main);
+  }
   OptimizerSpec update = optimizer_spec(strategy);
   if (strategy.defer == Deferral::most) update.at_once = used_soon(main);  // the same weights for every shape: they share the sums
   if (is_first) packs_ = options_.clip_per_layer ? Packs{} : choose_packs(main, losses, optimizer_);  // a pack has one norm
@@ -104,6 +107,29 @@ void JobGraphs::note_losses(const Graph& forward) const {
     note_(fmt::format("{} {}: its weights stay as they are", other.is_loss ? "the loss is" : "the teacher is", other.path));
 }
 
+// Of several outputs, that whose numbers are as many as the tokens of the vocabulary, else the first that has more.
+void JobGraphs::settle_text(const Graph& forward) {
+  if (!data_.sets.vocabulary) return;
+  const Binding& binding = data_.binding;
+  const int64_t tokens = data_.sets.vocabulary->size();
+  for (const size_t place : model_.passes().read) {
+    if (place >= model_.output_count) break;  // those of other models
+    const TensorType type = forward.value(forward.outputs[place]).type();
+    if (!is_floating(type.dtype) || type.shape.size() != 3 || type.shape[0] != binding.batch || type.shape[1] != binding.sequence) continue;
+    if (type.shape[2] == tokens) {
+      text_output = place;
+      break;
+    }
+    if (type.shape[2] > tokens && !text_output) text_output = place;
+  }
+  if (text_output) return;
+  no_text = fmt::format(
+      "no text can be written with this model: no output that the loss reads has a number for each of the {} tokens "
+      "of {} at each position",
+      tokens, data_.sets.vocabulary->path());
+  note_(no_text);
+}
+
 OptimizerSpec JobGraphs::optimizer_spec(const StepStrategy& strategy) const {
   return {.optimizer = optimizer_,
           .weight_decay = options_.weight_decay,
@@ -146,10 +172,6 @@ void JobGraphs::add_evaluate(EntrySet& set, const LengthReport& length) {
   if (valid.data == nullptr) return;
   const Binding& binding = data_.binding;
   const int64_t full = valid.count / binding.batch, rest = data_.batching(valid).remainder();
-  if (full == 0 && binding.batch_is_fixed) {
-    throw error(ErrorCode::data, "{}: has {} samples, fewer than the batch of {} that the model's file fixes", valid.data->path(),
-                valid.count, binding.batch);
-  }
   const auto add = [&](int64_t batch, bool is_remainder) {
     JobEntry entry{.batch = batch, .length = length.length, .share = length.share, .remainder = is_remainder};
     entry.name = named("evaluate", entry);
@@ -162,7 +184,7 @@ void JobGraphs::add_evaluate(EntrySet& set, const LengthReport& length) {
 }
 
 void JobGraphs::add_predict(EntrySet& set) {
-  if (options_.predict_batch_size == 0 && !data_.sets.vocabulary) return;
+  if (options_.predict_batch_size == 0 && !text_output) return;
   const Binding& binding = data_.binding;
   const int64_t batch = binding.batch_is_fixed ? binding.batch : options_.predict_batch_size > 0 ? options_.predict_batch_size : 1;
   if (options_.predict_batch_size > 0 && options_.predict_batch_size != batch) {

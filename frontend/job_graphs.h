@@ -6,6 +6,7 @@
 #pragma once
 
 #include <optional>
+#include <string>
 #include <vector>
 
 #include "frontend/job_data.h"
@@ -27,13 +28,19 @@ class JobGraphs {
   // Whether a step uses weights so late that their updates may wait for that, with an entry set of Deferral::most.
   bool has_weights_used_late();
 
-  LossSpec losses;  // set by entries()
+  // Set by entries():
+  LossSpec losses;
+  // Of a job on text, the place among the model's outputs of the one by which text is written: that a loss reads, with a number for each
+  // token at each position. None: there is no such output; then `no_text` says so.
+  std::optional<size_t> text_output;
+  std::string no_text;
 
  private:
   LossSpec make_losses() const;
   LossSpec losses_of(int64_t batch) const;  // of graphs for a batch of so many samples
   OptimizerSpec optimizer_spec(const StepStrategy& strategy) const;
   void note_losses(const Graph& forward) const;
+  void settle_text(const Graph& forward);
   PassOptions passes(bool is_first = false) const;
   // `unbuilt`: an entry that has its shape, and neither a name nor a graph. `is_first`: its graphs are the first of all.
   void add_train(EntrySet& set, const JobEntry& unbuilt, const OptimizerSpec& update, bool is_first = false);

@@ -6,6 +6,7 @@
 
 #include "exec/kernel.h"
 #include "frontend/attach_model.h"
+#include "frontend/export.h"
 #include "frontend/parameter_groups.h"
 #include "frontend/safetensors.h"
 #include "graph/autodiff.h"
@@ -68,6 +69,7 @@ JobModel::JobModel(const ModelContext& context) : context_(context), options_(co
   passes_ = {.skip = options_.skip_passes,
              .part_bytes = context.part_bytes,
              .optimizer = context.optimizer,
+             .refuses_idle_rules = false,
              .base = base_type(options_),
              .kernels = context.kernels,
              .folder = make_folder(context.workers)};
@@ -78,6 +80,7 @@ void JobModel::read() { main_forward_graph(); }
 
 PassOptions JobModel::first_passes() {
   PassOptions passes = passes_;
+  passes.refuses_idle_rules = true;  // a remainder's graph may lack what they fit
   passes.dump_after = options_.dump_after;
   passes.on_pass = [this](const std::string& pass, double, bool) { passes_run_.push_back(pass); };
   return passes;
@@ -150,6 +153,7 @@ void JobModel::adopt(Imported& imported) {
   check_and_report(imported);
   weights = std::move(imported.weights);
   info = std::move(imported.info);
+  remember_contents(info);
   is_read_ = true;
 }
 

@@ -49,7 +49,12 @@ std::map<std::string, std::string> Job::settings() const {
   if (!options.loss_model.empty()) result["loss_model"] = std::filesystem::path(options.loss_model).filename().string();
   if (!options.length_buckets.empty()) result["length_buckets"] = fmt::format("{}", fmt::join(options.length_buckets, ","));
   if (options.token_type != Options{}.token_type) result["token_type"] = options.token_type;
-  if (schedule.follows_loss()) {
+  if (options.early_stopping_patience > 0) {
+    result["early_stopping_patience"] = text(options.early_stopping_patience);
+    result["early_stopping_threshold"] = text(options.early_stopping_threshold);
+  }
+  if (options.load_best_model_at_end) result["load_best_model_at_end"] = "true";
+  if (schedule.follows_loss() || options.early_stopping_patience > 0 || options.load_best_model_at_end) {
     result["eval_steps"] = text(options.eval_steps);
     result["eval_batches"] = text(options.eval_batches);
   }

@@ -10,7 +10,6 @@
 #include "frontend/weight_file.h"
 #include "graph/error.h"
 #include "graph/weight_blocks.h"
-#include "offload/file_range.h"
 
 namespace ort_train {
 
@@ -35,20 +34,19 @@ std::string WeightLoader::load_weight(const Weight& weight, const std::vector<Sl
     return {};
   }
   if (is_weight_blocks(weight.dtype)) return load_blocks(weight, slices);
-  FileRange range = from.bytes;
-  const int64_t end = range.offset + range.bytes;
+  const int64_t all = element_count(from.shape);
+  int64_t first = 0;  // element
   for (const Slice& slice : slices) {
     const TensorType& type = runtime_.type_of(slice.name);
-    range.bytes = slice.bytes / size_of(weight.dtype) * size_of(from.dtype);
-    require(!from.transposed && type.dtype == weight.dtype && range.offset + range.bytes <= end,
-            "a weight that is not stored as it is used");
+    const int64_t count = slice.bytes / size_of(weight.dtype);
+    require(!from.transposed && type.dtype == weight.dtype && first + count <= all, "a weight that is not stored as it is used");
     // Of a pack the rest stays what it is: other weights, or zeros.
     const auto whole = slice.bytes == type.bytes() ? runtime_.blank(slice.name) : runtime_.persistent(slice.name);
     const auto bytes = whole.subspan(static_cast<size_t>(slice.offset), static_cast<size_t>(slice.bytes));
-    read_weight(range, from.dtype, weight.dtype, bytes);
+    read_weight(from, first, weight.dtype, bytes);
     hash.add(bytes);
     runtime_.changed(slice.name);
-    range.offset += range.bytes;
+    first += count;
   }
   return hash.text();
 }

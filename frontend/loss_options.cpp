@@ -48,8 +48,9 @@ class Term {
     shape_ = &loss_named(term_.kind);
     if (colon != std::string::npos)
       term_.outputs = cut(head.substr(0, colon), '+');
-    else if (!options_.output.empty() && shape_->outputs == 1)
+    else if (!options_.output.empty() && (shape_->outputs == 1 || term_.kind == "distillation"))  // whose second is the teacher's
       term_.outputs = {options_.output};
+    reads_usual_output_ = colon == std::string::npos && !term_.outputs.empty();
     if (rest.starts_with('(')) {
       const size_t end = closing(rest);
       for (const std::string& setting : cut(rest.substr(1, end - 1), ',')) {
@@ -71,6 +72,7 @@ class Term {
   }
 
   const std::vector<std::string>& labels() const { return labels_; }
+  bool reads_usual_output() const { return reads_usual_output_; }  // Options::output
 
  private:
   template <typename... T> Error wrong(fmt::format_string<T...> format, T&&... arguments) const {
@@ -143,6 +145,7 @@ class Term {
   const LossShape* shape_ = nullptr;
   LossTerm term_{};
   std::vector<std::string> labels_{};
+  bool reads_usual_output_ = false;
 };
 
 // The settings that have options of their own.
@@ -171,16 +174,22 @@ LossSpec parse_losses(const Options& options) {
                            : !options.teacher.empty()    ? "distillation"
                                                          : "cross_entropy";
   std::vector<std::vector<std::string>> labels;
+  bool reads_usual_output = false;
   for (const std::string& piece : cut(text, ',')) {
     Term term(piece, options);
     spec.terms.push_back(term.parse());
     labels.push_back(term.labels());
+    reads_usual_output = reads_usual_output || term.reads_usual_output();
   }
+  if (!options.output.empty() && !reads_usual_output)
+    throw error(ErrorCode::usage, "`output` {}: no loss reads it: `loss` {} names the outputs that it reads itself; leave `output` out",
+                options.output, text);
   const auto reads_labels = [](const LossTerm& term) { return loss_named(term.kind).labels != LabelKind::none; };
   const auto readers = std::count_if(spec.terms.begin(), spec.terms.end(), reads_labels);
   for (size_t i = 0; i < spec.terms.size(); ++i) {
     LossTerm& term = spec.terms[i];
     const bool has_own = readers > 1 && term.outputs.size() == 1;
+    term.has_own_labels = !labels[i].empty();
     term.labels = !labels[i].empty() ? labels[i] : std::vector{has_own ? term.outputs[0] + "_" + options.labels : options.labels};
   }
   if (!options.loss_model.empty()) {

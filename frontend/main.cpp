@@ -164,8 +164,13 @@ int train_model(const CommandLine& line) {
       progress.line("stopped", fmt::format("after step {}, saved {}; go on with --resume", summary.steps, summary.checkpoint_path));
     } else if (trainer.can_sample() && line.sample_length > 0) {
       const int caught_before = caught;
-      progress.line("sample", "");
-      progress.print(trainer.sample("", line.sample_length, 0.8, line.options.seed) + "\n");
+      try {
+        const std::string text = trainer.sample("", line.sample_length, 0.8, line.options.seed);
+        progress.line("sample", "");
+        progress.print(text + "\n");
+      } catch (const Error& problem) {  // the run is done all the same
+        progress.note(with_options(fmt::format("no text could be written: {}", problem.what())));
+      }
       end();
       if (caught != caught_before) return 128 + caught;
     }

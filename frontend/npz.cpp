@@ -74,6 +74,11 @@ class Inflater {  // raw deflate, as zip has it
   bool ended_ = false;
 };
 
+// Thrown and caught here: an array that is whole, and of a kind that can't be read.
+struct Unreadable {
+  std::string why;
+};
+
 // The text of a .npy header: {'descr': '<f4', 'fortran_order': False, 'shape': (3, 4), }
 class NpyHeader {
  public:
@@ -105,7 +110,7 @@ class NpyHeader {
     skip();
     if (at_ != text_.size()) throw refuse("text follows its header");
     if (!has_type || !has_order || !has_shape) throw refuse("descr, fortran_order or shape is missing");
-    if (fortran && array.shape.size() > 1) throw refuse("it is in Fortran order: save numpy.ascontiguousarray(array)");
+    if (fortran && array.shape.size() > 1) throw Unreadable{"it is in Fortran order: save numpy.ascontiguousarray(array)"};
   }
 
   Error refuse(const std::string& why) const { return error(ErrorCode::data, "{}: {}", where_, why); }
@@ -133,7 +138,8 @@ class NpyHeader {
         return result;
       }
     }
-    throw refuse(at_ < text_.size() && text_[at_] == '[' ? "structured types can't be read" : "a text is missing in its header");
+    if (at_ < text_.size() && text_[at_] == '[') throw Unreadable{"structured types can't be read"};
+    throw refuse("a text is missing in its header");
   }
   bool boolean() {
     skip();
@@ -172,8 +178,8 @@ class NpyHeader {
         if (text.substr(1) == name && (text[0] != '|' || size_of(element) == 1)) return element;
       }
     }
-    if (!text.empty() && text[0] == '>') throw refuse("it is big-endian: save array.astype(array.dtype.newbyteorder('<'))");
-    throw refuse("its type " + in_quotes(text) + " can't be read: integers, booleans and floats of 16 to 64 bits can");
+    if (!text.empty() && text[0] == '>') throw Unreadable{"it is big-endian: save array.astype(array.dtype.newbyteorder('<'))"};
+    throw Unreadable{"its type " + in_quotes(text) + " can't be read: integers, booleans and floats of 16 to 64 bits can"};
   }
 
   std::string_view text_, where_;
@@ -193,7 +199,13 @@ template <typename Read> void read_npy_header(const std::string& where, int64_t 
   if (length > kNpyHeaderLimit || prefix + length > member_bytes) throw refuse("its .npy header is longer than the array or than 1 MB");
   std::vector<std::byte> text(static_cast<size_t>(length));
   if (read(prefix, std::span(text)) != text.size()) throw refuse("it ends inside its .npy header");
-  NpyHeader({reinterpret_cast<const char*>(text.data()), text.size()}, where).parse(array);
+  try {
+    NpyHeader({reinterpret_cast<const char*>(text.data()), text.size()}, where).parse(array);
+  } catch (const Unreadable& problem) {
+    array.unreadable = fmt::format("{}: {}", where, problem.why);
+    array.shape.clear();
+    return;
+  }
   const std::optional<int64_t> bytes = bytes_of(size_of(array.element), array.shape);
   array.header_bytes = prefix + length;
   if (!bytes || *bytes != member_bytes - array.header_bytes) {
@@ -268,9 +280,12 @@ std::optional<NpyArray> read_member(const File& file, const Member& member, int6
   const std::string where = fmt::format("{}: array {}", file.path(), in_quotes(member.name));
   const auto refuse = [&](const char* why) { return error(ErrorCode::data, "{}: {}", where, why); };
   if (!member.name.ends_with(".npy")) return std::nullopt;
-  if (member.flags & 1) throw refuse("it is encrypted");
+  NpyArray array;
+  array.name = member.name.substr(0, member.name.size() - 4);
+  if (member.flags & 1) array.unreadable = where + ": it is encrypted";
   if (member.method != 0 && member.method != 8)
-    throw refuse("it is compressed in another way than deflate: use numpy.savez or numpy.savez_compressed");
+    array.unreadable = where + ": it is compressed in another way than deflate: use numpy.savez or numpy.savez_compressed";
+  if (!array.unreadable.empty()) return array;
   if (member.header < 0 || member.header > directory - kLocalHeader || member.packed < 0 || member.unpacked < 0)
     throw refuse("it lies outside the file");
   std::byte local[kLocalHeader];
@@ -283,8 +298,6 @@ std::optional<NpyArray> read_member(const File& file, const Member& member, int6
   const bool possible = member.method == 0 ? member.unpacked == member.packed : member.unpacked / kMostFromByte <= member.packed;
   if (!possible) throw refuse("its two sizes disagree");
 
-  NpyArray array;
-  array.name = member.name.substr(0, member.name.size() - 4);
   array.deflated = member.method == 8;
   array.packed_offset = data;
   array.packed_bytes = member.packed;
@@ -355,6 +368,7 @@ NpyArray read_npy(const File& file) {
     file.read(offset, to);
     return to.size();
   });
+  if (!array.unreadable.empty()) throw Error(ErrorCode::data, array.unreadable);
   array.offset = array.header_bytes;
   return array;
 }
@@ -363,6 +377,7 @@ std::vector<std::byte> unpack(const File& file, const NpyArray& array) {
   const auto refuse = [&](const char* how) {
     return error(ErrorCode::data, "{}: the compressed array {} {}", file.path(), in_quotes(array.name), how);
   };
+  if (!array.unreadable.empty()) throw Error(ErrorCode::data, array.unreadable);
   Inflater inflater(file, array);
   std::vector<std::byte> header(static_cast<size_t>(array.header_bytes)), elements(static_cast<size_t>(array.bytes));
   if (inflater.read(header) != header.size() || inflater.read(elements) != elements.size()) throw refuse("ends early");

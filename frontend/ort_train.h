@@ -47,8 +47,8 @@ struct SelectionLimit {
 // Fields have the names and defaults of the command line's options, which follow Hugging Face's Trainer where it has the option.
 struct Options {
   std::string model{};  // path of an ONNX file
-  std::string data{};   // .txt, .bin, .npz, .safetensors, or a folder with train and valid of one of these
-  std::string task{};   // "causal-lm" or empty
+  std::string data{};   // .txt, .bin, .npy, .npz, .safetensors, or a folder with train and valid of one of these
+  std::string task{};   // "causal-lm" or empty. With it, where arrays have no `labels`, the labels are `input_ids`, without padding
   // What is minimized: cross_entropy | nll | mse | l1 | smooth_l1 | huber | binary_cross_entropy (of logits) | focal | dice | kl |
   // distillation | cosine_embedding | info_nce | triplet | ctc | output (the model's output is the loss); or several, with weights,
   // parameters and labels: OUTPUT:NAME(PARAMETER=VALUE,…)*WEIGHT@LABELS,… (docs/losses.md). Empty: `output` with `loss_model`,
@@ -125,7 +125,7 @@ struct Options {
   // trained as float32, and written back in their own type.
   bool bf16 = false, fp16 = false, fp32 = false;
   std::string autocast_list{};
-  // The same as bf16, and the trained weights of two dimensions and more are bfloat16 themselves: two bytes a parameter less to keep and to
+  // The same as bf16, and the trained weights but vectors (of any rank) are bfloat16 themselves: two bytes a parameter less to keep and to
   // stream. What an update leaves is rounded stochastically, by `seed`.
   bool bf16_full = false;
   bool tf32 = false;       // refused: there are no products of TF32
@@ -135,7 +135,22 @@ struct Options {
   int64_t eval_steps = 0;         // evaluate every N steps and at the end; 0: never
   int64_t eval_batches = 0;       // at most N batches in an evaluation; 0: all
   double validation_split = 0.1;  // share held out at a single file's end; used if eval_steps > 0
-  int64_t save_steps = 500;       // write a checkpoint every N steps, at the end and when stopped; 0: not in between
+  // Without eval_steps: keep a folder's validation file ready for evaluate(), which says so if that file doesn't fit; false: don't open it.
+  bool evaluates_on_request = true;
+  // End the run after this many evaluations in a row (those at multiples of eval_steps) whose loss isn't lower than the lowest before them
+  // by more than early_stopping_threshold, a difference of losses; 0: never. The run is over then, as after its last step: the model is
+  // written. Needs eval_steps, else Error(usage).
+  int64_t early_stopping_patience = 0;
+  double early_stopping_threshold = 0;  // from 0 up; goes with early_stopping_patience
+  // In the end take the weights of the step whose held-out loss was the lowest, not the last step's: the model, the reports of the end and
+  // later calls of the trainer have them. Needs eval_steps, else Error(usage). Whatever save_steps says, a checkpoint is saved after each
+  // evaluation that is the best so far, and stays until there is a better one: it is one of the save_total_limit that are kept, which are
+  // two at least. Of a streamed run it is written out as a whole, so it takes as much of output_dir as one of a run in memory.
+  bool load_best_model_at_end = false;
+  // Write a checkpoint every N steps, at the end, when stopped, and where an Error ends the run between two steps; 0: only at the end and
+  // when stopped. One that is due together with an evaluation is saved first. Where one in between can't be written, a run whose state is
+  // in memory goes on without it, and a note says so; of a streamed run that is an Error(io), as it is for all at the end.
+  int64_t save_steps = 500;
   // The number of checkpoints that are kept. 0: two, or one in a streamed run. A streamed run's state file has a slot for each checkpoint
   // that is kept and one to write to: with two it has three slots for each tensor, which the plan and `nvme_budget` count.
   int64_t save_total_limit = 0;
@@ -163,10 +178,11 @@ struct Options {
   // matrices are trained, A [lora_rank, in] and B [out, lora_rank]: y = W x + scale * B A dropout(x), scale = lora_alpha / lora_rank. 0:
   // none. In the end the model is written with W + scale * B A.
   int64_t lora_rank = 0;
-  double lora_alpha = 0;    // 0: as lora_rank
-  double lora_dropout = 0;  // share of x that is left out, from 0 to below 1
+  double lora_alpha = 0;                 // 0: as lora_rank
+  std::optional<double> lora_dropout{};  // share of x that is left out, from 0 to below 1; none: as `adapter` says, else 0
   // Patterns over names of weights, or of their modules, whose last parts will do (q_proj, `*.attn.*`): products, convolutions in one group
-  // and embeddings. None: all products with a matrix of the model but the head, whose result is an output.
+  // and embeddings. None: all products with a matrix of the model but the head's, whose result is an output or a loss's logits, and those
+  // whose matrix has fewer rows or columns than lora_rank.
   std::vector<std::string> lora_target{};
   bool use_rslora = false;  // scale = lora_alpha / sqrt(lora_rank)
   // DoRA: what each output of W + scale * B A has as its norm is trained, too: y = m / ||W + scale * B A|| * (W x + scale * B A x).
@@ -299,6 +315,7 @@ struct StepReport {
   double peak_share = 0;                                        // of the machine's measured rate of matrix products
   int64_t resident_bytes = 0;                                   // of the process
   double seconds_left = 0;
+  double epoch = 0;  // how many times the training data have been gone through after this step: 1.5 is the middle of the second time
 };
 
 struct EvalReport {
@@ -308,12 +325,17 @@ struct EvalReport {
 };
 
 struct Summary {
-  int64_t steps = 0;                                            // in total, with those before a resume
-  int64_t skipped_steps = 0;                                    // of these, see Options::loss_scale
-  double loss_scale = 0;                                        // after the last step; 0: none
-  bool stopped = false;                                         // by request_stop(); a checkpoint was saved
-  double first_loss = 0, last_loss = 0;                         // means over the first and last tenth of the steps, at most 100
-  double eval_loss = 0;                                         // of the last evaluation; NaN if there was none
+  int64_t steps = 0;                     // in total, with those before a resume
+  int64_t skipped_steps = 0;             // of these, see Options::loss_scale
+  double loss_scale = 0;                 // after the last step; 0: none
+  bool stopped = false;                  // by request_stop(); a checkpoint was saved
+  bool early_stopped = false;            // by early_stopping_patience: done, before total_steps
+  double first_loss = 0, last_loss = 0;  // means over the first and last tenth of the steps, at most 100
+  double eval_loss = 0;                  // of the last evaluation; NaN if there was none
+  // The lowest held-out loss of the run, with those before a resume, and after which step that was; NaN and 0 if there was none. With
+  // load_best_model_at_end the weights, the model and weights_hash are of that step, unless `stopped`.
+  double best_eval_loss = 0;
+  int64_t best_step = 0;
   double seconds = 0, milliseconds_per_step = 0;                // since the start or the resume
   double median_milliseconds = 0;                               // of the last 100 steps
   double computing_milliseconds = 0, waiting_milliseconds = 0;  // per step: computing; waiting for the disk
@@ -366,7 +388,7 @@ struct CheckReport {
   std::vector<CheckDimension> dimensions;
   std::vector<CheckRow> rows;
   std::vector<CheckTensor> tensors;  // in import order
-  std::vector<GroupReport> groups;   // with the learning rates before `scale_lr`
+  std::vector<GroupReport> groups;   // for batches as the model or the options fix them, else of 8
   std::vector<std::string> notes;
   bool trainable = false;  // nothing blocks the way from the weights to the loss
 };
@@ -389,16 +411,18 @@ class ORT_TRAIN_API Trainer {
   const PlanReport& plan() const;
   // Trains until the last step or request_stop(), then writes a checkpoint and the model into output_dir. May be called once, and again if
   // it was refused before the first step (another run has the folder). If reading weights or a step fails, the trainer can't be used any
-  // more: later calls say so.
+  // more: later calls say so. An Error that comes between two steps, as that of a sample that doesn't fit, is thrown when the last step is
+  // saved: its sentence says where, and that it goes on with `resume`.
   Summary train();
   // Mean loss over the held-out data with the current weights; NaN if request_stop() ended it. Throws Error(usage) where nothing is held
-  // out.
+  // out, Error(data) where a folder's validation file doesn't fit the job.
   double evaluate();
-  // Whether sample() can be called: the data is a .txt file.
+  // Whether sample() can be called: the data is a .txt file, and the loss reads an output with a number for each token at each position.
   bool can_sample() const;
   // Continues `prompt` by `length` characters, sampled at `temperature` (0: always the likeliest).
   std::string sample(const std::string& prompt, int64_t length, double temperature, uint64_t seed);
-  // Runs the model on one batch of Options::predict_batch_size samples: inputs by name -> floating-point outputs by name.
+  // Runs the model on one batch of Options::predict_batch_size samples: inputs by name -> floating-point outputs by name. Inputs that no
+  // output depends on may be left out.
   std::map<std::string, std::vector<float>> predict(const std::map<std::string, std::vector<int64_t>>& integers,
                                                     const std::map<std::string, std::vector<float>>& reals);
   // Ends the call that is under way: train() finishes the step, saves and returns; evaluate() returns NaN; sample() what it has written. A

@@ -248,6 +248,13 @@ void check_groups(const Options& options) {
     throw error(ErrorCode::usage, "`layer_decay` {} has to lie in (0, 1]", options.layer_decay);
 }
 
+double scaled_rate(const Options& options, int64_t batch) {
+  if (options.scale_lr.empty()) return options.learning_rate;
+  const int64_t samples = batch * options.gradient_accumulation_steps;
+  const double k = static_cast<double>(samples) / static_cast<double>(options.base_batch_size);
+  return options.learning_rate * (options.scale_lr == "linear" ? k : std::sqrt(k));
+}
+
 // --- reports --------------------------------------------------------------------------------------------------------------------------
 
 std::vector<GroupReport> describe_groups(const Graph& graph, const std::vector<ParameterGroup>& groups, double rate, double weight_decay) {

@@ -26,6 +26,9 @@ void check_groups(const Options& options);
 // row is of the parameters that no option concerns. Throws Error(usage): a pattern that takes nothing, layers that names don't tell.
 std::vector<ParameterGroup> assign_groups(Imported& model, const Options& options);
 
+// The job's learning rate, which follows from the samples of a batch where `scale_lr` says so.
+double scaled_rate(const Options& options, int64_t batch);
+
 // For reports. `rate`: the job's.
 std::vector<GroupReport> describe_groups(const Graph& graph, const std::vector<ParameterGroup>& groups, double rate, double weight_decay);
 std::string shown_groups(const std::vector<GroupReport>& groups);

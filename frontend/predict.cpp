@@ -6,6 +6,7 @@
 #include <cmath>
 #include <random>
 
+#include "exec/random.h"
 #include "frontend/element.h"
 #include "graph/error.h"
 #include "graph/onnx/reader.h"
@@ -15,7 +16,9 @@ namespace ort_train {
 namespace {
 
 // The next token: the likeliest, or drawn from the softmax of logits / temperature. Only tokens that have a text.
-int64_t choose(const float* logits, int64_t count, const Vocabulary& vocabulary, double temperature, double draw) {
+int64_t choose(std::span<const float> scores, const Vocabulary& vocabulary, double temperature, double draw) {
+  const auto count = std::ssize(scores);
+  const float* const logits = scores.data();
   int64_t best = -1;
   for (int64_t i = 0; i < count; ++i) {
     if (!vocabulary.text_of(i).empty() && (best < 0 || logits[i] > logits[best])) best = i;
@@ -47,16 +50,10 @@ std::string sample_text(const Job& job, const EntrySet& set, Runtime& runtime, c
   const size_t index = static_cast<size_t>(set.find({.kind = EntryKind::predict}));
   const JobEntry& entry = set.entries[index];
   const Graph& graph = entry.built.graph;
-  ValueId logits = kNone;
-  for (ValueId output : entry.built.outputs) {
-    if (job.options.output.empty() ? logits == kNone : graph.output_name(output) == job.options.output) logits = output;
-  }
-  const ValueId input = graph.find_value(binding.fed[0].input);
-  const TensorType wanted{DType::float32, {entry.batch, binding.sequence, graph.value(logits).shape.back()}};
-  if (input == kNone || graph.value(logits).type() != wanted) {
-    throw error(ErrorCode::unsupported, "output '{}' is {}, not {}: no text can be written with it", graph.output_name(logits),
-                to_string(graph.value(logits).type()), to_string(wanted));
-  }
+  const ValueId logits = entry.built.outputs.at(job.graphs.text_output.value()), input = graph.find_value(binding.fed[0].input);
+  if (std::find(graph.inputs.begin(), graph.inputs.end(), input) == graph.inputs.end())
+    throw error(ErrorCode::unsupported, "output '{}' doesn't depend on input '{}': no text can be written with it",
+                graph.output_name(logits), binding.fed[0].input);
 
   std::vector<int64_t> tokens;
   for (std::string_view text(prompt); !text.empty();) {
@@ -71,6 +68,9 @@ std::string sample_text(const Job& job, const EntrySet& set, Runtime& runtime, c
   }
   if (tokens.empty()) tokens.push_back(std::max<int64_t>(0, vocabulary.id_of(U'\n')));
 
+  const TensorType type = graph.value(logits).type();  // (batch, sequence, tokens)
+  std::vector<float> scores(static_cast<size_t>(type.shape[2]));
+  const int64_t row_bytes = bytes_of(type.dtype, type.shape[2]);
   const DType dtype = graph.value(input).dtype;
   const size_t row = static_cast<size_t>(binding.sequence * size_of(dtype));
   std::mt19937_64 random(seed);
@@ -85,11 +85,13 @@ std::string sample_text(const Job& job, const EntrySet& set, Runtime& runtime, c
     for (int64_t sample = 0; sample < entry.batch; ++sample) {
       convert(Element::int64, std::as_bytes(std::span(window)), dtype, to.subspan(static_cast<size_t>(sample) * row, row));
     }
+    runtime.set_random(index, /*step=*/0, i * entry.batch, entry.batch);
     runtime.run(index);
-    const float* last =
-        reinterpret_cast<const float*>(runtime.bytes(index, logits).data()) + static_cast<int64_t>(count - 1) * wanted.shape[2];
+    const size_t place = (count - 1) * static_cast<size_t>(row_bytes);
+    convert(element_of(type.dtype), runtime.bytes(index, logits).subspan(place, static_cast<size_t>(row_bytes)), DType::float32,
+            std::as_writable_bytes(std::span(scores)));
     const double draw = static_cast<double>(random() >> 11) * 0x1p-53;
-    const int64_t token = choose(last, wanted.shape[2], vocabulary, temperature, draw);
+    const int64_t token = choose(scores, vocabulary, temperature, draw);
     if (token < 0) throw error(ErrorCode::data, "{}: has no text for any token of the model", vocabulary.path());
     written += vocabulary.text_of(token);
     tokens.push_back(token);
@@ -106,11 +108,15 @@ std::map<std::string, std::vector<float>> predict_batch(const Binding& binding, 
   const auto refuse_unknown = [&](const std::string& name) {
     const ValueId id = graph.find_value(name);
     if (std::find(graph.inputs.begin(), graph.inputs.end(), id) != graph.inputs.end()) return;
+    const auto feeds = [&](const FedInput& fed) { return fed.input == name; };
+    if (std::any_of(binding.fed.begin(), binding.fed.end(), feeds)) return;  // of the model, which makes nothing of it, or of another one
     const auto binds = [&](const ConstantInput& constant) { return constant.name == name; };
     if (std::any_of(binding.constants.begin(), binding.constants.end(), binds))
       throw error(ErrorCode::usage, "input '{}' is the same for all samples in this job: leave it out", name);
     std::vector<std::string> names;
-    for (const ValueId input : graph.inputs) names.push_back(graph.value(input).name);
+    for (const ValueId input : graph.inputs) {
+      if (graph.value(input).name != kRandomInput) names.push_back(graph.value(input).name);
+    }
     throw error(ErrorCode::usage, "the model reads no input '{}'{}", name,
                 names.empty() ? "" : fmt::format("; it reads '{}'", fmt::join(names, "', '")));
   };
@@ -121,6 +127,7 @@ std::map<std::string, std::vector<float>> predict_batch(const Binding& binding, 
   for (const auto& [name, values] : reals) refuse_unknown(name);
   for (ValueId id : graph.inputs) {
     const Value& input = graph.value(id);
+    if (input.name == kRandomInput) continue;
     const auto whole = integers.find(input.name);
     const auto real = reals.find(input.name);
     if (whole == integers.end() && real == reals.end())
@@ -138,6 +145,7 @@ std::map<std::string, std::vector<float>> predict_batch(const Binding& binding, 
         convert(from, is_real ? std::as_bytes(std::span(real->second)) : std::as_bytes(std::span(whole->second)), input.dtype, to);
     if (bad >= 0) throw error(ErrorCode::usage, "input '{}': number {} does not fit {}", input.name, bad, to_string(input.dtype));
   }
+  runtime.set_random(index, /*step=*/0, /*first=*/0, entry.batch);
   runtime.run(index);
   std::map<std::string, std::vector<float>> outputs;
   for (ValueId id : entry.built.outputs) {

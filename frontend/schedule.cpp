@@ -123,7 +123,7 @@ double warmup_stable_decay(const Schedule& s, double step) {
 
 std::string check_warmup_stable_decay(const Schedule& s) {
   if (!s.given("num_decay_steps")) return "needs num_decay_steps, the length of its decay";
-  if (stable_steps(s) >= 0) return {};
+  if (stable_steps(s) >= 0 || s.is_over) return {};
   return fmt::format("has {} steps of warm-up and {} of decay, more than the {} of the whole run", s.warmup_steps,
                      s.value("num_decay_steps"), s.total_steps);
 }
@@ -325,10 +325,11 @@ double Schedule::value(std::string_view argument) const {
 
 bool Schedule::given(std::string_view argument) const { return !std::isnan(value(argument)); }
 
-void Schedule::begin(double rate, double warmup, int64_t total) {
+void Schedule::begin(double rate, double warmup, int64_t total, bool over) {
   if (!(warmup >= 0) || !std::isfinite(warmup)) throw error(ErrorCode::usage, "`warmup_steps` {} is not 0 or more", warmup);
   learning_rate = rate;
   total_steps = static_cast<double>(total);
+  is_over = over;
   warmup_steps = warmup >= 1 ? std::floor(warmup) : std::ceil(total_steps * warmup);
   const std::string wrong = def->check != nullptr ? def->check(*this) : std::string();
   if (!wrong.empty()) throw error(ErrorCode::usage, "`lr_scheduler_type` {} {} (`lr_scheduler_kwargs`)", def->name, wrong);

@@ -51,13 +51,15 @@ struct Schedule {
   std::vector<double> values{};              // by def->arguments
   double learning_rate = 0;                  // the highest, of parameters in no group of their own
   double warmup_steps = 0, total_steps = 0;  // whole numbers
+  bool is_over = false;                      // no update is left to be made
 
   double value(std::string_view argument) const;
   bool given(std::string_view argument) const;
   bool follows_loss() const { return def->observe != nullptr; }
 
-  // The job's length; `warmup` below 1 is a share of `total`, rounded up. Throws Error(usage) where it doesn't go with the arguments.
-  void begin(double rate, double warmup, int64_t total);
+  // The job's length; `warmup` below 1 is a share of `total`, rounded up. Throws Error(usage) where it doesn't go with the arguments; of a
+  // run that is over, which may have been shortened to the steps that it has made, no length is wrong.
+  void begin(double rate, double warmup, int64_t total, bool over = false);
   // The learning rate of the next update, after so many, of parameters whose highest is `rate`.
   double at(int64_t updates, double rate, const ScheduleState& state = {}) const;
 };

@@ -171,7 +171,7 @@ Summary Trainer::train() {
 double Trainer::evaluate() {
   return impl_->call([&] { return impl_->running().evaluate().loss; });
 }
-bool Trainer::can_sample() const { return impl_->job && impl_->job->data.sets.vocabulary != nullptr; }
+bool Trainer::can_sample() const { return impl_->job && impl_->job->graphs.text_output; }
 std::string Trainer::sample(const std::string& prompt, int64_t length, double temperature, uint64_t seed) {
   return impl_->call([&] { return impl_->running().sample({prompt, length, temperature, seed}); });
 }

@@ -1,31 +1,83 @@
 #include "frontend/weight_file.h"
 
 #include <algorithm>
+#include <cstring>
 #include <vector>
 
 #include "frontend/element.h"
 #include "graph/error.h"
+#include "graph/onnx/reader.h"
 
 namespace ort_train {
 
-// Numbers of a file, in another type where the weight has one of its own.
-void read_weight(const FileRange& from, DType stored, DType wanted, std::span<std::byte> to) {
-  if (stored == wanted) return read_range(from, to);
+void read_integers(const File& file, const FileRange& range, const IntegerIndex& index, int64_t first, std::span<std::byte> to) {
+  std::vector<std::byte> bytes;
+  std::vector<uint16_t> elements(static_cast<size_t>(IntegerIndex::kEach));
+  while (!to.empty()) {
+    const auto block = static_cast<size_t>(first / IntegerIndex::kEach), skipped = static_cast<size_t>(first % IntegerIndex::kEach);
+    const int64_t begin = index.begins.at(block),
+                  end = block + 1 < index.begins.size() ? index.begins[block + 1] : range.offset + range.bytes;
+    bytes.resize(static_cast<size_t>(end - begin));
+    file.read(begin, bytes);
+    std::span<const std::byte> rest(bytes);
+    const size_t decoded = onnx::decode_varints(rest, elements), wanted = std::min(elements.size() - skipped, to.size() / sizeof(uint16_t));
+    if (decoded < skipped + wanted) throw error(ErrorCode::io, "'{}' was changed since it was imported", file.path());
+    std::memcpy(to.data(), elements.data() + skipped, wanted * sizeof(uint16_t));
+    to = to.subspan(wanted * sizeof(uint16_t));
+    first += static_cast<int64_t>(wanted);
+  }
+}
+
+std::optional<IntegerIndex> index_integers(const File& file, const FileRange& range, int64_t count) {
+  constexpr int64_t kRead = int64_t{1} << 16;  // bytes
+  IntegerIndex index;
+  std::vector<uint16_t> elements(static_cast<size_t>(IntegerIndex::kEach));
+  std::vector<std::byte> bytes;
+  int64_t element = 0, at = range.offset;
+  for (const int64_t end = range.offset + range.bytes; at < end;) {
+    bytes.resize(static_cast<size_t>(std::min(kRead, end - at)));
+    file.read(at, bytes);
+    std::span<const std::byte> rest(bytes);
+    for (size_t decoded = 1; decoded > 0 && element < count; element += static_cast<int64_t>(decoded)) {
+      const int64_t behind = element % IntegerIndex::kEach;  // a block's beginning
+      if (behind == 0 && !rest.empty()) index.begins.push_back(at + static_cast<int64_t>(bytes.size() - rest.size()));
+      const int64_t left = std::min(IntegerIndex::kEach - behind, count - element);
+      decoded = onnx::decode_varints(rest, std::span(elements).first(static_cast<size_t>(left)));
+      if (decoded == 0 && behind == 0 && !rest.empty()) index.begins.pop_back();  // cut short
+    }
+    if (rest.size() == bytes.size() || (element == count && !rest.empty())) return std::nullopt;
+    at += static_cast<int64_t>(bytes.size() - rest.size());
+  }
+  if (element != count) return std::nullopt;
+  return index;
+}
+
+void read_elements(const File& file, const WeightPlace& from, int64_t first, std::span<std::byte> to) {
+  if (from.integers)
+    read_integers(file, from.bytes, *from.integers, first, to);
+  else
+    file.read(from.bytes.offset + first * size_of(from.dtype), to);
+}
+
+void read_weight(const WeightPlace& from, int64_t first, DType wanted, std::span<std::byte> to) {
+  const File file = open_range(from.bytes);
+  if (from.dtype == wanted) return read_elements(file, from, first, to);
   constexpr int64_t kBlock = int64_t{1} << 18;  // elements
   std::vector<std::byte> buffer;
-  FileRange range = from;
-  for (const int64_t end = from.offset + from.bytes; range.offset < end; range.offset += range.bytes) {
-    range.bytes = std::min(end - range.offset, kBlock * size_of(stored));
-    buffer.resize(static_cast<size_t>(range.bytes));
-    read_range(range, buffer);
-    const auto bytes = static_cast<size_t>(range.bytes / size_of(stored) * size_of(wanted));
-    if (const int64_t bad = convert(element_of(stored), buffer, wanted, to.first(bytes)); bad >= 0) {
-      throw error(ErrorCode::data,
-                  "{}: the weight's number at byte {} is more than {} can hold: use `bf16`, which keeps trained weights in float32, or "
-                  "another `base_dtype`",
-                  range.path, range.offset + bad * size_of(stored), to_string(wanted));
+  while (!to.empty()) {
+    const int64_t count = std::min(static_cast<int64_t>(to.size()) / size_of(wanted), kBlock);
+    buffer.resize(static_cast<size_t>(count * size_of(from.dtype)));
+    read_elements(file, from, first, buffer);
+    const auto bytes = static_cast<size_t>(count * size_of(wanted));
+    if (const int64_t bad = convert(element_of(from.dtype), buffer, wanted, to.first(bytes)); bad >= 0) {
+      throw error(
+          ErrorCode::data,
+          "{}: number {} of the weight '{}' is more than {} can hold: use `bf16`, which keeps trained weights in float32, or another "
+          "`base_dtype`",
+          from.bytes.path, first + bad, from.name, to_string(wanted));
     }
     to = to.subspan(bytes);
+    first += count;
   }
 }
 
@@ -61,13 +113,9 @@ Elements32 numbers_in(const WeightPlace& place) {
   return [&place](int64_t first, int64_t count, const std::function<void(std::span<const float>)>& sink) {
     constexpr int64_t kBlock = int64_t{1} << 18;  // elements
     std::vector<float> numbers;
-    const int64_t size = size_of(place.dtype);
     for (int64_t done = 0; done < count;) {
       numbers.resize(static_cast<size_t>(std::min(kBlock, count - done)));
-      FileRange range = place.bytes;
-      range.offset += (first + done) * size;
-      range.bytes = static_cast<int64_t>(numbers.size()) * size;
-      read_weight(range, place.dtype, DType::float32, std::as_writable_bytes(std::span(numbers)));
+      read_weight(place, first + done, DType::float32, std::as_writable_bytes(std::span(numbers)));
       sink(numbers);
       done += static_cast<int64_t>(numbers.size());
     }
@@ -81,11 +129,8 @@ void read_rows(const WeightPlace& place, DType as, const ByteSink& sink) {
   std::vector<std::byte> numbers;
   for (int64_t first = 0; first < count; first += block) {
     const int64_t n = std::min(block, count - first);
-    FileRange range = place.bytes;
-    range.offset += first * size_of(place.dtype);
-    range.bytes = n * size_of(place.dtype);
     numbers.resize(static_cast<size_t>(n * size_of(as)));
-    read_weight(range, place.dtype, as, numbers);
+    read_weight(place, first, as, numbers);
     sink(first * size_of(as), numbers);
   }
 }

@@ -4,6 +4,7 @@
 
 #include <cstddef>
 #include <functional>
+#include <optional>
 #include <span>
 
 #include "frontend/export.h"
@@ -12,8 +13,15 @@
 
 namespace ort_train {
 
-// Numbers of a file, in another type where the weight has one of its own. Throws Error(data) where that can't hold one.
-void read_weight(const FileRange& from, DType stored, DType wanted, std::span<std::byte> to);
+// The elements of a weight from `first` on as its file, which is open, has them. Throws Error: io, unsupported.
+void read_elements(const File& file, const WeightPlace& from, int64_t first, std::span<std::byte> to);
+// The same of elements that are stored as integers.
+void read_integers(const File& file, const FileRange& range, const IntegerIndex& index, int64_t first, std::span<std::byte> to);
+// Looks through such integers; none where they are not so many.
+std::optional<IntegerIndex> index_integers(const File& file, const FileRange& range, int64_t count);
+
+// The numbers of a weight from `first` on, in another type where it has one of its own. Throws Error(data) where that can't hold one.
+void read_weight(const WeightPlace& from, int64_t first, DType wanted, std::span<std::byte> to);
 
 // Reads so many elements of a stored tensor, from `first` on; false where they aren't of the wanted type.
 using ElementReader = std::function<bool(int64_t first, std::span<std::byte> to)>;

@@ -4,6 +4,7 @@
 #include <fmt/ranges.h>
 
 #include <algorithm>
+#include <cmath>
 
 #include "graph/dynamic8.h"
 #include "graph/error.h"
@@ -108,6 +109,11 @@ template <typename T> void fill_with(std::span<std::byte> bytes, T number) {
   for (size_t at = 0; at < bytes.size(); at += sizeof(T)) std::memcpy(bytes.data() + at, &number, sizeof(T));
 }
 
+template <typename T> void fill_with_integer(std::span<std::byte> bytes, double number) {
+  using Limits = std::numeric_limits<T>;
+  fill_with(bytes, !std::isinf(number) ? to_integer<T>(number) : number > 0 ? Limits::max() : Limits::lowest());
+}
+
 // Both maps have 1 as their last code.
 void fill_blocks(std::span<std::byte> bytes, float number) {
   require(bytes.size() % kDynamic8BlockBytes == 0, "a part of a block of 8-bit numbers");
@@ -130,15 +136,17 @@ void fill_elements(std::span<std::byte> bytes, DType dtype, double number) {
     case DType::float64:
       return fill_with(bytes, number);
     case DType::int64:
-      return fill_with(bytes, to_integer<int64_t>(number));
+      return fill_with_integer<int64_t>(bytes, number);
     case DType::int32:
-      return fill_with(bytes, to_integer<int32_t>(number));
+      return fill_with_integer<int32_t>(bytes, number);
     case DType::int16:
-      return fill_with(bytes, to_integer<int16_t>(number));
+      return fill_with_integer<int16_t>(bytes, number);
     case DType::int8:
-      return fill_with(bytes, to_integer<int8_t>(number));
+      return fill_with_integer<int8_t>(bytes, number);
     case DType::uint8:
-      return fill_with(bytes, to_integer<uint8_t>(number));
+      return fill_with_integer<uint8_t>(bytes, number);
+    case DType::boolean:
+      return fill_with(bytes, number != -std::numeric_limits<double>::infinity());
     case DType::float16:
       return fill_with(bytes, to_float16(static_cast<float>(number)));
     case DType::bfloat16:

@@ -78,7 +78,8 @@ class DTypes {
   uint32_t bits_ = 0;
 };
 std::string to_string(DTypes types);  // "float32, float64"
-// Makes each element the number; throws Error(unsupported) for a number other than 0 in types that nothing computes with.
+// Makes each element the number; in an integer an infinity is the greatest or the least that it can be, and a boolean is false of 0 and
+// -infinity alone. Throws Error(unsupported) for a number other than 0 in types that nothing computes with.
 void fill_elements(std::span<std::byte> bytes, DType dtype, double number);
 
 // DType of a C++ type: dtype_of<float>() == DType::float32. bool is DType::boolean.

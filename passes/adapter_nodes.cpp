@@ -37,6 +37,16 @@ Attributes as_first() { return {{kTypedByFirst, int64_t{1}}}; }
 
 ValueId bias_of(const Node& node) { return node.inputs.size() > 2 ? node.inputs[2] : kNone; }
 
+// Whether a value is nothing but the bias of uses of that weight, as it is or reshaped.
+bool is_bias_alone(const Graph& graph, const std::vector<std::vector<NodeId>>& readers, ValueId value, ValueId weight) {
+  if (std::find(graph.outputs.begin(), graph.outputs.end(), value) != graph.outputs.end()) return false;
+  return std::all_of(readers[value].begin(), readers[value].end(), [&](NodeId id) {
+    const Node& reader = graph.node(id);
+    if (reader.op->name == "Reshape") return is_bias_alone(graph, readers, reader.outputs[0], weight);
+    return reader.inputs.size() > 1 && reader.inputs[1] == weight && bias_of(reader) == value;
+  });
+}
+
 }  // namespace
 
 void AdapterNodes::add(NodeId use, Adapter& adapter) {
@@ -149,24 +159,16 @@ void AdapterNodes::scale_inputs(NodeId use, const Adapter& adapter) {
 void AdapterNodes::scale_outputs(NodeId use, Adapter& adapter) {
   const Node node = graph_.node(use);
   if (ValueId bias = bias_of(node); bias != kNone) {  // the factors go into it in the end
-    const auto readers = graph_.readers();
-    const auto is_read_once = [&](ValueId id) {
-      return readers[id].size() == 1 && std::find(graph_.outputs.begin(), graph_.outputs.end(), id) == graph_.outputs.end();
-    };
-    bool is_own = is_read_once(bias);
-    while (graph_.value(bias).producer != kNone && graph_.node(graph_.value(bias).producer).op->name == "Reshape") {
+    while (graph_.value(bias).producer != kNone && graph_.node(graph_.value(bias).producer).op->name == "Reshape")
       bias = graph_.node(graph_.value(bias).producer).inputs[0];
-      is_own = is_own && is_read_once(bias);
-    }
     const std::string& name = graph_.value(bias).name;
-    is_own = is_own && graph_.value(bias).kind == ValueKind::parameter;
-    if (!is_own)
+    if (graph_.value(bias).kind != ValueKind::parameter || !is_bias_alone(graph_, graph_.readers(), bias, node.inputs[1]))
       throw error(ErrorCode::unsupported,
                   "'{}' can't have its outputs scaled: its bias '{}' {}, so that no bias of the new model can have the factors in it",
                   adapter.weight, name,
                   graph_.value(bias).kind == ValueKind::parameter ? "has other uses, too (`untie` gives each a weight of its own)"
                                                                   : "is no weight");
-    adapter.biases.push_back(name);
+    if (std::find(adapter.biases.begin(), adapter.biases.end(), name) == adapter.biases.end()) adapter.biases.push_back(name);
   }
   Builder builder = builder_after(graph_, node);
   const ValueId factors = factor(builder, graph_.find_value(adapter.factors), node, adapter);

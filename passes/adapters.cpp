@@ -32,22 +32,44 @@ std::optional<AdaptedUse> use_of(const Graph& graph, const Node& node, size_t i)
   return std::nullopt;
 }
 
-// Those of the outputs, and what they are but for views, casts and the bias that is added.
-std::set<ValueId> heads(const Graph& graph, const std::set<size_t>& read) {
-  std::set<ValueId> found;
-  for (const size_t i : read) found.insert(graph.outputs.at(i));
+// What a node shows of logits that it reads: those themselves, a choice of their rows, with a bias, scaled or capped, or as probabilities.
+std::vector<ValueId> shown_by(const Graph& graph, const Node& node) {
+  static constexpr std::string_view kOfFirst[] = {"Transpose", "Slice", "Gather", "GatherND", "Softmax", "LogSoftmax", "Sigmoid", "Tanh"};
+  const auto is = [&](std::string_view op) { return node.op->name == op; };
+  if (node.op->traits.same_numbers || std::any_of(std::begin(kOfFirst), std::end(kOfFirst), is)) return {node.inputs[0]};
   const auto is_given = [&](ValueId id) {
     return graph.value(id).kind == ValueKind::parameter || graph.value(id).kind == ValueKind::constant;
   };
+  const auto is_number = [&](ValueId id) { return is_given(id) && element_count(graph.value(id).shape) == 1; };
+  std::vector<ValueId> shown;
+  for (const size_t i : {0, 1}) {
+    const bool is_shown = (is("Add") && is_given(node.inputs[1 - i])) || (is("Mul") && is_number(node.inputs[1 - i])) ||
+                          (is("Div") && i == 0 && is_number(node.inputs[1]));
+    if (is_shown) shown.push_back(node.inputs[i]);
+  }
+  return shown;
+}
+
+// The results of heads: the outputs that losses read, and the logits of losses that are in the model, but for what shows them; of other
+// outputs, what has their shape. (A cache of keys and values is of products' results, too, laid out by heads of the attention.)
+std::set<ValueId> heads(const Graph& graph, const std::set<size_t>& read) {
+  std::set<ValueId> found, others, needed;
+  for (size_t i = 0; i < graph.outputs.size(); ++i) (read.contains(i) ? found : others).insert(graph.outputs[i]);
+  needed = found;
   for (auto at = graph.order().rbegin(); at != graph.order().rend(); ++at) {
     const Node& node = graph.node(*at);
-    if (!found.contains(node.outputs[0])) continue;
-    if (node.op->traits.same_numbers || node.op->name == "Transpose") found.insert(node.inputs[0]);
-    if (node.op->name != "Add") continue;
-    for (const size_t i : {0, 1}) {
-      if (is_given(node.inputs[1 - i])) found.insert(node.inputs[i]);
+    const bool is_needed = std::any_of(node.outputs.begin(), node.outputs.end(), [&](ValueId id) { return needed.contains(id); });
+    if (is_needed) needed.insert(node.inputs.begin(), node.inputs.end());
+    if (is_needed && (node.op->name == "SoftmaxCrossEntropy" || node.op->name == "LogSoftmax")) found.insert(node.inputs[0]);
+    const bool is_head = found.contains(node.outputs[0]), is_other = others.contains(node.outputs[0]);
+    if (!is_head && !is_other) continue;
+    for (const ValueId input : shown_by(graph, node)) {
+      if (is_head) found.insert(input);
+      const bool is_in_place = node.op->name != "Transpose" && graph.value(input).shape == graph.value(node.outputs[0]).shape;
+      if (is_other && is_in_place) others.insert(input);
     }
   }
+  found.merge(others);
   return found;
 }
 

@@ -23,7 +23,7 @@ struct Adaptable {
   std::string weight;  // the parameter
   AdaptedUse use = AdaptedUse::product;
   std::string node;                // the first that reads it
-  bool is_head = false;            // its result is an output that a loss reads, but for what only shapes, casts or adds a bias
+  bool is_head = false;            // its result is an output, or the logits of a loss in the model, but for what only shows these
   bool is_read_by_others = false;  // than convolutions, lookups and products of a factor that isn't transposed
   std::string obstacle{};          // why it can't have one; empty: it can
 };

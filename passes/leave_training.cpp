@@ -2,10 +2,11 @@
 //
 //   before   y = Dropout(x, random) {ratio}
 //            z, mean, variance = LiveBatchNormalization(y, scale, bias) ; m', v' = RunningStatistics(m, v, mean, variance)
-//   after    y = Reshape(x), a view of x under its own shape; the graph has no input `random`
+//   after    y = Reshape(x), a view of x under its own shape; the graph has no input `random`, unless other nodes read it
 //            z = BatchNormalization(y, scale, bias, m, v)
 //
-// Needs: nothing. Leaves: no node whose op has the trait outside_training: none that draws numbers or changes running statistics.
+// Needs: nothing. Leaves: no node whose op has the trait outside_training: none that drops elements or changes running statistics. What the
+// model itself draws, it draws here, too.
 
 #include "exec/random.h"
 #include "graph/op_def.h"
@@ -21,7 +22,8 @@ bool leave_training(Graph& graph, const PassOptions&) {
     op->traits.outside_training(graph, id);
     changed = true;
   }
-  std::erase_if(graph.inputs, [&](ValueId input) { return graph.value(input).name == kRandomInput; });
+  const auto readers = graph.readers();
+  std::erase_if(graph.inputs, [&](ValueId input) { return graph.value(input).name == kRandomInput && readers[input].empty(); });
   return changed;
 }
 

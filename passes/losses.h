@@ -41,6 +41,7 @@ struct LossTerm {
   std::string kind = "cross_entropy";
   std::vector<std::string> outputs{};         // of the model, that it reads; empty: the first
   std::vector<std::string> labels{"labels"};  // names of the graph inputs that it adds
+  bool has_own_labels = false;                // the user has named them
   double weight = 1;
   int64_t ignore_index = -100;
   int64_t longest = 0;                                      // LabelKind::sequences: how many labels a sample has at most

@@ -4,6 +4,8 @@
 //   before   W [50257, 768], of which a Gather takes rows ; A [768, 768] ; b [768]
 //   after    A's state is quantized: b is small, and an embedding's gradients are too uneven (arXiv 2110.02861, section 2.3)
 //
+// Updates compute with quantized state in float32. A float64 weight keeps float64 state.
+//
 // Needs: lookups that read the weight itself. Leaves: Value::quantized_state, which parts and packs take over.
 
 #include <algorithm>
@@ -33,7 +35,8 @@ bool mark_quantized_state(Graph& graph, const PassOptions& options) {
     Value& weight = graph.value(id);
     const bool is_embedding =
         std::any_of(readers[id].begin(), readers[id].end(), [&](NodeId reader) { return is_lookup(graph, graph.node(reader), id); });
-    weight.quantized_state = options.optimizer.quantizes(element_count(weight.shape), is_embedding);
+    weight.quantized_state =
+        compute_type(weight.dtype) == DType::float32 && options.optimizer.quantizes(element_count(weight.shape), is_embedding);
     changed |= weight.quantized_state;
   }
   return changed;

@@ -10,6 +10,7 @@
 #include "passes/build.h"
 #include "passes/cost.h"
 #include "passes/pack_weights.h"
+#include "passes/split_logits.h"
 #include "passes/split_weights.h"
 
 namespace ort_train {
@@ -66,6 +67,7 @@ void fuse(EntryGraph& job, const PassOptions& options) {  // after all that look
 // Behind all that makes or changes nodes by what they mean.
 void divide(EntryGraph& job, std::map<ValueId, std::vector<ValueId>>& gradients, const PassOptions& options) {
   run_pass("split_weights", job.graph, options, [&] { return split_weights(job, gradients); });
+  run_pass("split_logits", job.graph, options, [&] { return split_logits(job.graph); });
   run_pass("pack_weights", job.graph, options, [&] { return pack_weights(job, gradients, options); });
 }
 void divide(EntryGraph& job, const PassOptions& options) {
@@ -126,8 +128,12 @@ EntryGraph build_predict_graph(const Graph& forward, size_t outputs, const PassO
   job.role = {.kind = EntryKind::predict};
   job.outputs = job.graph.outputs;
   run_pass("predict", job.graph, options, [&] {
-    const bool left = leave_training(job.graph, options);
-    return job.graph.remove_dead_nodes() || left;
+    const bool left = leave_training(job.graph, options), removed = job.graph.remove_dead_nodes();
+    const auto readers = job.graph.readers();
+    const size_t unread = std::erase_if(job.graph.inputs, [&](ValueId input) {  // what only a loss has read
+      return readers[input].empty() && std::find(job.outputs.begin(), job.outputs.end(), input) == job.outputs.end();
+    });
+    return left || removed || unread > 0;
   });
   divide(job, options);
   fuse(job, options);

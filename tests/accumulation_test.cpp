@@ -182,5 +182,19 @@ TEST_F(DoubleAccumulation, SavedGradientsAreOfTheWeightsTypeAndChangeNothing) {
   EXPECT_EQ(Trainer(o).predict({}, {{"x", numbers(2 * kWidth, 17)}}).at("y").size(), static_cast<size_t>(2 * kWidth));
 }
 
+// State in 8 bits is of what is computed in float32.
+TEST_F(DoubleAccumulation, OptimizersOf8BitsKeepPlainState) {
+  for (const char* optim : {"adamw", "lamb"}) {
+    Options o = options();
+    o.optim = optim;
+    const Run plain = train(o);
+    o.optim += "_8bit";
+    o.optim_args = {{"min_8bit_size", 1}};
+    const Run run = train(o);
+    EXPECT_EQ(run.losses, plain.losses) << optim;
+    EXPECT_EQ(run.summary.weights_hash, plain.summary.weights_hash) << optim;
+  }
+}
+
 }  // namespace
 }  // namespace ort_train

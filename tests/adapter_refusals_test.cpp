@@ -27,7 +27,13 @@ TEST_F(AdapterRefusals, WhatDoesNotFitIsRefused) {
   EXPECT_HAS(refusal(o), "fits only weights that are trained as a whole");
   o = good;
   o.lora_rank = 200;
+  o.lora_target = {"first"};
   EXPECT_HAS(refusal(o), "`lora_rank` 200 is more than 'first.weight' has, which is [1024, 128]: at most 128 is of use");
+  o = good;
+  o.lora_rank = 2000;
+  EXPECT_HAS(refusal(o),
+             "`lora_rank` 2000 is more than any product of the model has ('first.weight' [1024, 128], 'second.weight' [1024, 1024], "
+             "'third.weight' [1024, 1024]): at most 1024 is of use");
   o = good;
   o.lora_rank = 0;
   EXPECT_HAS(refusal(o), "`lora_alpha` is about adapters");
@@ -169,7 +175,13 @@ TEST_F(AdapterRefusals, ResumeWantsTheSameAdaptersAndBase) {
   other = o;
   other.base_dtype = "nf4";
   EXPECT_HAS(problem(other), "whose frozen weights are stored as they come, not nf4: give it the same `base_dtype`");
-  EXPECT_EQ(Trainer(o).train().steps, 8);
+  // What changes nothing about which numbers are kept may be another.
+  other = o;
+  other.lora_alpha = 3, other.lora_dropout = 0.1, other.use_rslora = true;
+  std::string notes;
+  EXPECT_EQ(Trainer(other, {.on_note = [&](const std::string& text) { notes += text + "\n"; }}).train().steps, 8);
+  for (const char* part : {"lora_alpha 3 instead of 8", "lora_dropout 0.1 instead of 0", "use_rslora true instead of none"})
+    EXPECT_HAS(notes, part);
 }
 
 TEST_F(AdapterRefusals, NumbersThatArentFiniteHaveNoCodes) {

@@ -269,6 +269,43 @@ TEST_F(AdapterRuns, Ia3ScalesInputsAndOutputs) {
   EXPECT_NEAR(train(of_merged).losses[0], train(next).losses[0], 1e-5);
 }
 
+// A bias that the same layer adds in each of its uses is scaled in all of them.
+TEST_F(AdapterRuns, Ia3OfALayerThatIsUsedTwice) {
+  constexpr int64_t kWide = 8;
+  ort_train_onnx::ModelProto model = with_dots(fmt::format(
+      R"(<ir_version: 8, opset_import: ["" : 17]> g (float[batch, {0}] x) => (float[batch, {0}] y) {{
+           a = Gemm <transB = 1> (x, layer_weight, layer_bias)
+           t = Tanh (a)
+           y = Gemm <transB = 1> (t, layer_weight, layer_bias) }})",
+      kWide));
+  *model.mutable_graph()->add_initializer() = tensor_of("layer.weight", {kWide, kWide}, numbers(kWide * kWide, 7919));
+  *model.mutable_graph()->add_initializer() = tensor_of("layer.bias", {kWide}, numbers(kWide, 613));
+  Options o = with_data(write_model(folder, model, "twice.onnx"));
+  Arrays arrays;
+  arrays.add("x", {kSamples, kWide}, numbers(kSamples * kWide, 617)).add("labels", {kSamples, kWide}, numbers(kSamples * kWide, 619));
+  o.data = arrays.write(folder / "twice.safetensors");
+  o.lora_rank = 0, o.lora_alpha = 0;
+  o.ia3_target = {"layer"};
+  const Run run = train(o);
+  EXPECT_EQ(run.plan.trainable_parameters, kWide);
+  o.adapter_only = true;
+  const std::string file = train(o).summary.model_path;
+  const std::vector<float> factors = matrix(file, "layer.ia3_l");
+  ASSERT_EQ(factors.size(), static_cast<size_t>(kWide));
+  EXPECT_TRUE(std::any_of(factors.begin(), factors.end(), [](float x) { return std::abs(x - 1) > 0.01f; }));
+  for (const auto& [name, each] : {std::pair("layer.weight", size_t{kWide}), {"layer.bias", size_t{1}}}) {
+    const std::vector<float> was = weight(o.model, name), is = weight(run.summary.model_path, name);
+    for (size_t i = 0; i < was.size(); ++i) ASSERT_EQ(is[i], was[i] * factors[i / each]) << name << " " << i;
+  }
+  Options next = o;
+  next.ia3_target.clear(), next.adapter_only = false, next.max_steps = 1;
+  next.adapter = fs::path(file).parent_path();
+  Options of_merged = next;
+  of_merged.adapter.clear();
+  of_merged.model = run.summary.model_path;
+  EXPECT_NEAR(train(of_merged).losses[0], train(next).losses[0], 1e-5);
+}
+
 // In memory, from a disk, in parts, with the base in few bits, killed and resumed.
 TEST_F(AdapterRuns, AnyMemoryEndsWithTheSameBits) {
   fs::create_directory(folder / "disk");
@@ -361,6 +398,19 @@ TEST_F(AdapterRuns, AnAdapterIsGoneOnFrom) {
   EXPECT_NEAR(train(of_merged).losses[0], second.losses[0], 1e-5);
 }
 
+TEST_F(AdapterRuns, TheFilesDropoutIsOneOfItsOwn) {
+  Options o = options();
+  o.lora_dropout = 0.5;
+  o.adapter_only = true;
+  o.max_steps = 1;
+  Options next{.model = o.model, .adapter = fs::path(train(o).summary.model_path).parent_path()};
+  EXPECT_EQ(adapter_settings(next).dropout, 0.5);
+  for (const double other : {0.25, 0.0}) {
+    next.lora_dropout = other;
+    EXPECT_EQ(adapter_settings(next).dropout, other);
+  }
+}
+
 TEST_F(AdapterRuns, PatternsChooseWeights) {
   Options o = options();
   o.lora_target = {"second"};
@@ -375,6 +425,69 @@ TEST_F(AdapterRuns, PatternsChooseWeights) {
   ASSERT_EQ(plan.groups.size(), 2U);
   EXPECT_DOUBLE_EQ(plan.groups[1].learning_rate, 16 * o.learning_rate);
   EXPECT_EQ(plan.groups[1].elements, kRank * kInner);
+}
+
+// By default; one that a pattern names is refused.
+TEST_F(AdapterRuns, WeightsThatAreTooSmallForTheRankHaveNone) {
+  Options o = options();
+  o.lora_rank = 200;
+  std::string notes;
+  const Trainer trainer(o, {.on_note = [&](const std::string& text) { notes += text + "\n"; }});
+  EXPECT_EQ(trainer.plan().trainable_parameters, 200 * 4 * kInner);
+  const std::string note = "1 weight has fewer rows or columns than `lora_rank` 200, and so no adapter: 'first.weight' [1024, 128]";
+  EXPECT_HAS(notes, note);
+  EXPECT_THAT(check(o).notes, testing::Contains(note));
+}
+
+// The products whose results are logits, by what follows them: (outputs, nodes from h to these), and which outputs a loss reads.
+TEST(AdaptedHeads, AreFoundBehindWhatShowsThem) {
+  struct Case {
+    std::string outputs, nodes;
+    std::set<size_t> read;
+    bool is_head;
+  };
+  const std::string logits = "l = MatMul (h, w)\n", loss = "float loss", picked = "float loss, float[4, 6] l";
+  const auto by_hand = [](const std::string& nodes) { return nodes + "s = Mul (l, l) loss = ReduceMean <keepdims = 0> (s)"; };
+  const TestFolder folder;
+  for (const Case& c :
+       {Case{"float[4, 6] y", "y = MatMul (h, w)", {0}, true},
+        {"float[4, 6] y", logits + "y = Softmax (l)", {0}, true},
+        {"float[4, 6] y", logits + "y = LogSoftmax (l)", {0}, true},
+        {"float[4, 6] y", logits + "b = Add (l, bias) y = Sigmoid (b)", {0}, true},
+        {"float[4, 6] y", logits + "d = Div (l, cap) t = Tanh (d) y = Mul (cap, t)", {0}, true},
+        {"float[2, 6] y", logits + "y = Slice (l, first, last)", {0}, true},
+        {"float[4, 6] y", logits + "y = Exp (l)", {0}, false},
+        {"float[4, 6] y", logits + "d = Div (cap, l) y = Softmax (d)", {0}, false},
+        {"float[4, 6] y", logits + "r = MatMul (l, v) y = Add (l, r)", {0}, false},
+        // Losses in the model.
+        {loss, logits + "loss = SoftmaxCrossEntropyLoss (l, labels)", {0}, true},
+        {loss, logits + "d = Div (l, cap) t = Tanh (d) m = Mul (t, cap) loss = SoftmaxCrossEntropyLoss (m, labels)", {0}, true},
+        {loss, logits + "p = LogSoftmax (l) loss = NegativeLogLikelihoodLoss (p, labels)", {0}, true},
+        {loss, logits + "s = Slice (l, first, last) c = Slice (labels, first, last) loss = SoftmaxCrossEntropyLoss (s, c)", {0}, true},
+        {loss, by_hand(logits), {0}, false},
+        // Outputs that no loss reads.
+        {picked, by_hand(logits), {0}, true},
+        {"float loss, float[6, 4] k", by_hand(logits) + "\nk = Transpose (l)", {0}, false},
+        {"float loss, float[4, 6] p", by_hand(logits) + "\np = Softmax (l)", {0}, true}}) {
+    SCOPED_TRACE(c.outputs + ": " + c.nodes);
+    Imported imported =
+        import_file(write_model(folder, fmt::format(
+                                            R"(<ir_version: 8, opset_import: ["" : 17]> g (float[4, 6] x, int64[4] labels) => ({})
+           <float[6, 6] u = {{1, 2, 3, 4, 5, 6, 7, 8, 9, 1, 2, 3, 4, 5, 6, 7, 8, 9, 3, 1, 4, 1, 5, 9, 2, 6, 5, 3, 5, 8, 9, 7, 9, 3, 2, 3}},
+            float[6, 6] w = {{2, 7, 1, 8, 2, 8, 1, 8, 2, 8, 4, 5, 9, 0, 4, 5, 2, 3, 5, 3, 6, 0, 2, 8, 7, 4, 7, 1, 3, 5, 2, 6, 6, 2, 4, 9}},
+            float[6, 6] v = {{1, 4, 1, 4, 2, 1, 3, 5, 6, 2, 3, 7, 3, 0, 9, 5, 0, 4, 8, 8, 0, 1, 6, 8, 8, 7, 2, 4, 2, 0, 9, 6, 9, 8, 0, 7}},
+            float[6] bias = {{1, 2, 3, 4, 5, 6}}, float cap = {{30}}, int64[1] first = {{0}}, int64[1] last = {{2}}> {{
+             a = MatMul (x, u)
+             h = Tanh (a)
+             {} }})",
+                                            c.outputs, c.nodes)));
+    ASSERT_TRUE(imported.obstacles.empty()) << imported.obstacles[0].reason;
+    simplify(imported.graph, {});
+    std::map<std::string, bool> heads;
+    for (const Adaptable& weight : find_adaptable(imported.graph, c.read)) heads[weight.weight] = weight.is_head;
+    EXPECT_FALSE(heads.at("u"));
+    EXPECT_EQ(heads.at("w"), c.is_head);
+  }
 }
 
 // The gradient of a product of a transposed factor has the weight on the left, where blocks aren't read: such a weight stays as it is. An

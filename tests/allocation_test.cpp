@@ -17,6 +17,7 @@
 #include <set>
 #include <string>
 
+#include "frontend/adapters.h"
 #include "tests/chain_model.h"
 #include "tests/trainer_runs.h"
 
@@ -27,8 +28,10 @@ namespace {
 constexpr int64_t kNever = -1;
 constexpr std::size_t kPage = 4096;
 thread_local int64_t left = kNever, made = 0;
+thread_local std::size_t largest_made = 0;
 
 void* allocate(std::size_t bytes, std::size_t alignment) {
+  largest_made = std::max(largest_made, bytes);
   if (bytes >= kPage) {
     ++made;
     if (left > 0 && --left == 0) return nullptr;
@@ -125,6 +128,28 @@ TEST_P(Allocations, OneThatFailsIsAnErrorAndNothingElse) {
   }
   EXPECT_EQ(job(kNever), hash);
   EXPECT_GT(errors, 60);
+}
+
+// What weights begin as is written where they are, not beside them: the budget counts no copy.
+TEST(FreshWeights, AreWrittenInBlocks) {
+  constexpr size_t kElements = 300'000, kFirst = 130'000;
+  for (const DType type : {DType::float32, DType::bfloat16}) {
+    const auto element = static_cast<size_t>(size_of(type));
+    std::vector<std::byte> whole(kElements * element), part((kElements - kFirst) * element), ones(element);
+    fill_elements(ones, type, 1);
+    largest_made = 0;
+    for (const double value : {0.0, 1.0}) {
+      write_fresh({.value = value}, type, 7, 3, 0, whole);
+      for (size_t i = 0; i < whole.size(); ++i) ASSERT_EQ(whole[i], value == 0 ? std::byte{} : ones[i % element]) << i;
+    }
+    EXPECT_LT(largest_made, kPage);
+    for (const FreshNumbers& numbers : {FreshNumbers{.bound = 0.25}, {.deviation = 1}}) {
+      write_fresh(numbers, type, 7, 3, 0, whole);
+      write_fresh(numbers, type, 7, 3, kFirst, part);
+      EXPECT_TRUE(std::equal(part.begin(), part.end(), whole.begin() + static_cast<std::ptrdiff_t>(kFirst * element)));
+    }
+    EXPECT_LE(largest_made, size_t{1} << 18);
+  }
 }
 
 INSTANTIATE_TEST_SUITE_P(Jobs, Allocations, ::testing::Bool(), [](const auto& info) { return info.param ? "OnADisk" : "InMemory"; });

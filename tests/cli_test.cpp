@@ -343,9 +343,9 @@ TEST_F(CommandLineTest, RemaindersAccumulationAndEvaluation) {
   ASSERT_EQ(result.code, 0) << result.err;
   ASSERT_EQ(log("b").size(), 15u);  // 2 x 3 is 6: the same batches, summed in another order
   for (size_t i = 0; i < 14; ++i) EXPECT_NEAR(log("a")[i]["loss"].get<double>(), log("b")[i]["loss"].get<double>(), 2e-5) << i;
-  const Result evaluated = run(gpt("c", {"--max-steps", "10", "--eval-steps", "4"}));
+  const Result evaluated = run(gpt("c", {"--max-steps", "10", "--eval-steps", "4", "--load_best_model_at_end"}));
   ASSERT_EQ(evaluated.code, 0) << evaluated.err;
-  EXPECT_THAT(evaluated.out, HasSubstr("held-out"));
+  EXPECT_THAT(evaluated.out, HasSubstr("the held-out loss was lowest after step"));
   std::vector<bool> has;
   for (const Json& line : log("c")) has.push_back(line.contains("eval_loss"));
   EXPECT_EQ(has, (std::vector<bool>{false, false, false, true, false, false, false, true, false, true, false}));

@@ -283,6 +283,10 @@ TEST(BoundValue, IsANumberOrNumbersOrAFile) {
   EXPECT_HAS(refused("", DType::int64, {}), "is no number");
   EXPECT_HAS(refused("2.5", DType::int64, {}), "2.5 is no int64");
   EXPECT_HAS(refused("300", DType::int8, {}), "has no room for it");
+  EXPECT_HAS(refused("1e5", DType::float16, {2}), "the input is float16, which has no room for it");
+  EXPECT_HAS(refused("1,-1e39", DType::bfloat16, {2}), "the input is bfloat16, which has no room for it");
+  EXPECT_HAS(refused("1e39", DType::float32, {}), "the input is float32, which has no room for it");
+  EXPECT_EQ(bound_value("x", "65504,-inf", DType::float16, {2}).to_double(), (std::vector<double>{65504, -INFINITY}));
   EXPECT_HAS(refused("2", DType::boolean, {}), "2 is no bool");
   EXPECT_HAS(refused("1,2,3", DType::int64, {2}), "these are 3 numbers, the input is [2]");
   EXPECT_HAS(refused("1", DType::int64, {2, -1}), "dimension 1 of the input is open: `shapes` x.1=SIZE binds it");

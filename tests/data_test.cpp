@@ -4,6 +4,7 @@
 #include <gtest/gtest.h>
 
 #include <set>
+#include <utility>
 
 #include "frontend/binding.h"
 #include "frontend/data_set.h"
@@ -36,6 +37,58 @@ TEST(Tokens, BothWidthsAreReadInBlocks) {
   EXPECT_EQ(tokens_of(*other.train, 0), (std::vector<int64_t>{1, 4000000000, 3}));
   EXPECT_THAT(error_of(ErrorCode::data, [&] { other.train->cut(4); }), HasSubstr("3 tokens"));
   EXPECT_THAT(error_of(ErrorCode::data, [&] { open_data(write_file(folder / "v.bin", "123"), "m.onnx", "uint16"); }), HasSubstr("3 bytes"));
+}
+
+// github.com/karpathy/llm.c, dev/data/data_common.py
+std::string shard(int32_t magic, int32_t version, int32_t tokens, const std::string& content) {
+  std::vector<int32_t> header(256);
+  header[0] = magic, header[1] = version, header[2] = tokens;
+  return bytes_of(header) + content;
+}
+
+TEST(Tokens, ShardsOfLlmcAreKnownByTheirHeader) {
+  TestFolder folder;
+  const auto opened = [&](const std::string& content, const std::string& type) {
+    return open_data(write_file(folder / "t.bin", content), "m.onnx", type);
+  };
+  const std::string narrow = bytes_of(std::vector<uint16_t>{7, 8, 9, 65535, 11});
+  for (const char* type : {"uint16", "uint32"}) {
+    const DataSets sets = opened(shard(20240520, 1, 5, narrow), type);
+    sets.train->cut(2);
+    EXPECT_EQ(sets.train->samples(), 2);
+    EXPECT_EQ(tokens_of(*sets.train, 1), (std::vector<int64_t>{9, 65535}));
+  }
+  const DataSets wide = opened(shard(20240801, 7, 3, bytes_of(std::vector<uint32_t>{1, 128'255, 3})), "uint16");
+  wide.train->cut(3);
+  EXPECT_EQ(tokens_of(*wide.train, 0), (std::vector<int64_t>{1, 128'255, 3}));
+  const auto refusal = [&](const std::string& content) { return error_of(ErrorCode::data, [&] { opened(content, "uint16"); }); };
+  EXPECT_THAT(refusal(shard(20240520, 2, 5, narrow)), HasSubstr("in version 2; version 1 is known"));
+  EXPECT_THAT(refusal(shard(20240520, 1, 6, narrow)), HasSubstr("says 6 tokens of uint16, which are 12 bytes, but 10 bytes follow it"));
+  EXPECT_THAT(refusal(shard(20240520, 1, -1, narrow)), HasSubstr("says -1 tokens"));
+  EXPECT_THAT(refusal(shard(20240520, 1, 0, "").substr(0, 100)), HasSubstr("but 0 bytes follow it"));
+  EXPECT_THAT(refusal(shard(20240522, 1, 1, narrow)), HasSubstr("no row of tokens"));
+}
+
+TEST(Tokens, OneArrayOfWholeNumbersIsARow) {
+  TestFolder folder;
+  const auto opened = [&](const std::string& type, const std::string& shape, const std::string& content) {
+    return open_data(write_file(folder / "t.npy", npy(npy_description(type, shape), content)), "m.onnx", "uint16");
+  };
+  const DataSets sets = opened("<i4", "(5,)", bytes_of(std::vector<int32_t>{1, 2, 70'000, 4, 5}));
+  EXPECT_TRUE(sets.train->is_row());
+  sets.train->cut(2);
+  EXPECT_EQ(sets.train->samples(), 2);
+  EXPECT_EQ(tokens_of(*sets.train, 1), (std::vector<int64_t>{70'000, 4}));
+  const DataSets as_they_are = opened("<i8", "(2,)", bytes_of(std::vector<int64_t>{-1, 2}));
+  as_they_are.train->cut(2);
+  EXPECT_EQ(tokens_of(*as_they_are.train, 0), (std::vector<int64_t>{-1, 2}));
+  const DataSets too_large = opened("<u8", "(2,)", bytes_of(std::vector<uint64_t>{1, ~uint64_t{0}}));
+  too_large.train->cut(2);
+  EXPECT_THAT(error_of(ErrorCode::data, [&] { tokens_of(*too_large.train, 0); }), HasSubstr("token 1 is no int64"));
+  const std::string eight(8, '\0');
+  for (const auto& [type, shape] : {std::pair("<f4", "(2,)"), {"<i4", "(1, 2)"}, {"|b1", "(8,)"}})
+    EXPECT_THAT(error_of(ErrorCode::data, [&, type = type, shape = shape] { opened(type, shape, eight); }), HasSubstr("(numpy.savez)"));
+  EXPECT_THAT(error_of(ErrorCode::data, [&] { opened(">i4", "(2,)", eight); }), HasSubstr("big-endian"));
 }
 
 TEST(Text, CharactersBecomeTokensAnywhereInTheFile) {
@@ -91,6 +144,17 @@ TEST(Folder, TrainAndValidAreFound) {
   EXPECT_THAT(error_of(ErrorCode::data, [&] { open_data(empty.path.string(), "m.onnx", "uint16"); }), HasSubstr("no train"));
   error_of(ErrorCode::data, [&] { open_data(empty / "missing.npz", "m.onnx", "uint16"); });
   error_of(ErrorCode::data, [&] { open_data(write_file(empty / "data.csv", "1,2"), "m.onnx", "uint16"); });
+}
+
+TEST(Folder, AValidationFileThatCantBeOpenedMayBeLeftOut) {
+  TestFolder folder;
+  write_file(folder / "train.bin", bytes_of(std::vector<uint16_t>{1, 2, 3, 4}));
+  write_file(folder / "valid.npz", "no archive");
+  EXPECT_THAT(error_of(ErrorCode::data, [&] { open_data(folder.path.string(), "m.onnx", "uint16"); }), HasSubstr("valid.npz"));
+  const DataSets optional = open_data(folder.path.string(), "m.onnx", "uint16", ValidFile::optional);
+  EXPECT_EQ(optional.valid, nullptr);
+  EXPECT_THAT(optional.valid_problem, HasSubstr("valid.npz"));
+  EXPECT_EQ(open_data(folder.path.string(), "m.onnx", "uint16", ValidFile::ignored).valid_problem, "");
 }
 
 struct BindingTest : testing::Test {
@@ -191,6 +255,93 @@ TEST_F(BindingTest, ArraysGiveTheirShapes) {
               testing::AllOf(HasSubstr("no array 'x'"), HasSubstr("'y'")));
 }
 
+// As the batch does, an epoch's last one and others.
+TEST_F(BindingTest, ABoundInputWithoutNamesFollowsTheBatch) {
+  declare("x", {"batch", "2"}, DType::float32);
+  declare("gain", {"", "2"}, DType::float32);
+  options.batch_size = 4;
+  const auto gain = [&](const std::string& text, int64_t batch) {
+    options.bind["gain"] = text;
+    const Binding binding = bind_array("x", "(10, 2)", 20);
+    const ImportOptions import = binding.import_options(batch, binding.sequence, options);
+    const Tensor value = import.bound_inputs.at("gain");
+    if (const auto size = import.shapes.find("gain.0"); size != import.shapes.end()) {
+      EXPECT_EQ(size->second, value.shape[0]);
+    }
+    return value;
+  };
+  const auto file = [&](int64_t rows) {
+    std::vector<float> numbers;
+    for (int64_t i = 0; i < 2 * rows; ++i) numbers.push_back(static_cast<float>(i));
+    return "@" + write_file(folder / "gain.npy", npy(npy_description("<f4", fmt::format("({}, 2)", rows)), bytes_of(numbers)));
+  };
+  for (const int64_t batch : {4, 3, 6})
+    EXPECT_EQ(gain("0.5", batch), make_tensor<float>({batch, 2}, std::vector<float>(static_cast<size_t>(2 * batch), 0.5f)));
+  EXPECT_EQ(gain(file(4), 4).shape, (Shape{4, 2}));
+  EXPECT_EQ(gain(file(4), 2), make_tensor<float>({2, 2}, {0, 1, 2, 3}));
+  EXPECT_EQ(gain("0,1,2,3,4,5,6,7", 1), make_tensor<float>({1, 2}, {0, 1}));
+  EXPECT_EQ(gain(file(1), 3), make_tensor<float>({1, 2}, {0, 1})) << "one row is for all samples";
+  options.shapes = {{"gain.0", 1}};
+  EXPECT_EQ(gain("0.5", 3), make_tensor<float>({1, 2}, {0.5f, 0.5f}));
+  options.shapes = {{"gain.0", 4}};
+  EXPECT_EQ(gain("0.5", 3).shape, (Shape{3, 2}));
+  options.shapes = {{"gain.0", 5}};
+  EXPECT_EQ(gain("0.5", 3).shape, (Shape{5, 2}));
+}
+
+// Where samples are cut to shorter ones, so is what is given for all of them.
+TEST_F(BindingTest, ABoundInputIsCutWithTheSamples) {
+  declare("input_ids", {"batch", "seq"});
+  declare("bias", {"seq", "2"}, DType::float32);
+  declare("scale", {"", ""}, DType::float32);
+  const auto ids = npy(npy_description("<i8", "(3, 4)"), std::string(96, '\0'));
+  const std::string data = write_file(folder / "a.npz", zip({{"input_ids.npy", ids}, {"attention_mask.npy", ids}}));
+  std::vector<float> numbers;
+  for (int i = 0; i < 8; ++i) numbers.push_back(static_cast<float>(i));
+  options.batch_size = 2;
+  options.length_buckets = {3};
+  options.bind = {{"bias", "@" + write_file(folder / "bias.npy", npy(npy_description("<f4", "(4, 2)"), bytes_of(numbers)))},
+                  {"scale", "0,1,2,3,4,5,6,7"}};
+  options.shapes = {{"scale.1", 4}};
+  sets = open_data(data, "m.onnx", "uint16");
+  const Binding binding = bind_inputs(model, options, *sets.train);
+  const auto bound = [&](const char* name, int64_t batch, int64_t length) {
+    const ImportOptions import = binding.import_options(batch, length, options);
+    EXPECT_EQ(import.shapes.at("seq"), length);
+    EXPECT_EQ(import.shapes.at("scale.1"), length);
+    return import.bound_inputs.at(name);
+  };
+  EXPECT_EQ(bound("bias", 2, 4), make_tensor<float>({4, 2}, numbers));
+  EXPECT_EQ(bound("bias", 2, 3), make_tensor<float>({3, 2}, {0, 1, 2, 3, 4, 5}));
+  EXPECT_EQ(bound("scale", 2, 3), make_tensor<float>({2, 3}, {0, 1, 2, 4, 5, 6}));
+  EXPECT_EQ(bound("scale", 1, 3), make_tensor<float>({1, 3}, {0, 1, 2}));
+}
+
+TEST_F(BindingTest, ALengthOfArraysIsTheirsOrRefused) {
+  declare("x", {"batch", "width"}, DType::float32);
+  options.seq_length = 4;
+  EXPECT_THAT(error_of(ErrorCode::usage, [&] { bind_array("x", "(10, 3)", 30); }), HasSubstr("`seq_length` 4: "));
+  options.seq_length = 3;
+  EXPECT_NO_THROW(bind_array("x", "(10, 3)", 30)) << "of numbers, too, which are no tokens";
+  model.inputs.clear();
+  declare("codes", {"batch", "time"});
+  const auto bind_codes = [&] {
+    const auto codes = npy(npy_description("<i8", "(2, 3)"), std::string(48, '\0'));
+    sets = open_data(write_file(folder / "a.npz", zip({{"codes.npy", codes}})), "m.onnx", "uint16");
+    return bind_inputs(model, options, *sets.train);
+  };
+  EXPECT_EQ(bind_codes().sequence, 3);
+  options.seq_length = 4;
+  EXPECT_THAT(error_of(ErrorCode::usage, bind_codes), HasSubstr("`seq_length` 4: "));
+}
+
+TEST_F(BindingTest, AnInputWithoutAShapeIsSaidToHaveNone) {
+  declare("x", {}, DType::float32);
+  EXPECT_THAT(error_of(ErrorCode::unsupported, [&] { bind_array("x", "(10,)", 10); }), HasSubstr("is a single number"));
+  model.inputs[0].has_shape = false;
+  EXPECT_THAT(error_of(ErrorCode::unsupported, [&] { bind_array("x", "(10,)", 10); }), HasSubstr("declares no shape for its input 'x'"));
+}
+
 struct FeedTest : testing::Test {
   TestFolder folder;
   Graph graph;
@@ -225,7 +376,7 @@ TEST_F(FeedTest, LabelsAreTheTokensShiftedInsideEachSample) {
   sets.train->cut(3);
   const ValueId ids = add("input_ids", DType::int32, {2, 3}), labels = add("labels", DType::int64, {2, 3});
   binding.fed = {{.input = "input_ids", .field = "input_ids"}};
-  Feed feed(*sets.train, graph, binding, {{.value = labels, .causal = true, .class_count = 7}});
+  Feed feed(*sets.train, graph, binding, {{.value = labels, .field = "input_ids", .causal = true, .class_count = 7}});
   const int64_t samples[] = {1, 0};
   EXPECT_EQ(filled(feed, samples), 4);
   double counted = 0;
@@ -255,10 +406,50 @@ TEST_F(FeedTest, LabelsOfSeveralCodesAreShiftedByAPosition) {
   add("input_ids", DType::int64, {1, 3, 2});
   const ValueId labels = add("labels", DType::int64, {1, 3, 2});
   binding.fed = {{.input = "input_ids", .field = "input_ids"}};
-  Feed feed(*sets.train, graph, binding, {{.value = labels, .causal = true, .class_count = 7}});
+  Feed feed(*sets.train, graph, binding, {{.value = labels, .field = "input_ids", .causal = true, .class_count = 7}});
   const int64_t samples[] = {0};
   EXPECT_EQ(filled(feed, samples), 4);
   EXPECT_EQ(values<int64_t>(labels), (std::vector<int64_t>{3, 4, 5, 6, -100, -100}));
+}
+
+// As transformers.DataCollatorForLanguageModeling has it: -100 where padding is, then shifted.
+TEST_F(FeedTest, LabelsOfPaddingAreIgnored) {
+  const auto ids = npy(npy_description("<i8", "(2, 4)"), bytes_of(std::vector<int64_t>{1, 2, 3, 4, 5, 6, 0, 0}));
+  add("input_ids", DType::int64, {2, 4});
+  const ValueId labels = add("labels", DType::int64, {2, 4});
+  binding.fed = {{.input = "input_ids", .field = "input_ids"}};
+  const auto labels_by = [&](const std::string& mask, double counted) {
+    const DataSets sets =
+        open_data(write_file(folder / "a.npz", zip({{"input_ids.npy", ids}, {"attention_mask.npy", mask}})), "m.onnx", "uint16");
+    Feed feed(*sets.train, graph, binding,
+              {{.value = labels, .field = "input_ids", .causal = true, .class_count = 7, .mask = "attention_mask"}});
+    const int64_t samples[] = {0, 1};
+    double again = 0;
+    feed.count(samples, {&again, 1});
+    EXPECT_EQ(filled(feed, samples), counted);
+    EXPECT_EQ(again, counted);
+    return values<int64_t>(labels);
+  };
+  const std::vector<int64_t> expected{2, 3, 4, -100, 6, -100, -100, -100};
+  EXPECT_EQ(labels_by(npy(npy_description("|i1", "(2, 4)"), std::string("\1\1\1\1\1\1\0\0", 8)), 4), expected);
+  EXPECT_EQ(labels_by(npy(npy_description("<f4", "(2, 4)"), bytes_of(std::vector<float>{1, 1, 1, 1, 1, 1, 0, 0})), 4), expected);
+  // One that is added to scores: the first sample has no padding.
+  EXPECT_EQ(labels_by(npy(npy_description("<f4", "(2, 4)"), bytes_of(std::vector<float>{0, 0, 0, 0, 0, -0.0f, -1e9f, -1e9f})), 4),
+            expected);
+  // Of padding on the left, the last one predicts the first token.
+  const std::vector<int64_t> left{2, 3, 4, -100, -100, 0, 0, -100};
+  EXPECT_EQ(labels_by(npy(npy_description("<i4", "(2, 4)"), bytes_of(std::vector<int32_t>{1, 1, 1, 1, 0, 0, 1, 1})), 5), left);
+}
+
+// Logits of a batch whose samples the model has put one behind the other.
+TEST_F(FeedTest, LabelsNeedTheBatchAsFirstAxis) {
+  const auto ids = npy(npy_description("<i8", "(2, 3)"), std::string(48, '\0'));
+  const DataSets sets = open_data(write_file(folder / "a.npz", zip({{"input_ids.npy", ids}, {"labels.npy", ids}})), "m.onnx", "uint16");
+  add("input_ids", DType::int64, {2, 3});
+  const ValueId labels = add("labels", DType::int64, {6});
+  binding.fed = {{.input = "input_ids", .field = "input_ids"}};
+  EXPECT_THAT(error_of(ErrorCode::unsupported, [&] { Feed(*sets.train, graph, binding, {{.value = labels}}); }),
+              HasSubstr("labels [6] for a batch of 2 samples"));
 }
 
 // Axes as long as a sample's tokens are cut where the model wants it, and stay where it doesn't.
@@ -285,6 +476,38 @@ TEST(Arrays, AreUnpackedWhenTheyAreRead) {
   EXPECT_EQ(tokens_of(*sets.train, 1), (std::vector<int64_t>{3, 4}));
   sets.train->unload();
   EXPECT_EQ(tokens_of(*sets.train, 0), (std::vector<int64_t>{1, 2}));
+}
+
+// What else a file has of its data: a seed, names of classes, means.
+TEST(Arrays, WhatNobodyReadsIsNoObstacle) {
+  TestFolder folder;
+  const auto floats = [](const char* shape, size_t count) { return npy(npy_description("<f4", shape), std::string(4 * count, '\0')); };
+  for (const bool deflate : {false, true}) {
+    const std::string path =
+        write_file(folder / "a.npz", zip({{"seed.npy", npy(npy_description("<i8", "()"), std::string(8, '\0')), deflate},
+                                          {"names.npy", npy(npy_description("<U5", "(2,)"), std::string(40, '\0')), deflate},
+                                          {"objects.npy", npy(npy_description("|O", "(2,)"), "a pickle of some length", 1), deflate},
+                                          {"mean.npy", floats("(3,)", 3), deflate},
+                                          {"x.npy", floats("(2, 4)", 8), deflate},
+                                          {"y.npy", floats("(2,)", 2), deflate}}));
+    const DataSets sets = open_data(path, "m.onnx", "uint16");
+    DataSet& data = *sets.train;
+    data.use({"x", "y", "not there"});
+    EXPECT_EQ(data.samples(), 2);
+    EXPECT_EQ(data.memory_bytes(), deflate ? 32 + 8 : 0);
+    EXPECT_EQ(data.unpacked_bytes(), data.memory_bytes());
+    data.load();
+    std::vector<float> sample(4, 1.0f);
+    data.read(static_cast<size_t>(data.find("x")), 1, std::as_writable_bytes(std::span(sample)));
+    EXPECT_EQ(sample, std::vector<float>(4));
+    EXPECT_EQ(data.find("none"), -1);
+    const auto asked = [&](const std::string& name) { return error_of(ErrorCode::data, [&] { data.find(name); }); };
+    EXPECT_THAT(asked("seed"), HasSubstr("array 'seed' is a single number"));
+    EXPECT_THAT(asked("names"), HasSubstr("'<U5' can't be read"));
+    EXPECT_THAT(asked("objects"), HasSubstr("'|O' can't be read"));
+    EXPECT_THAT(error_of(ErrorCode::data, [&] { data.use({"x", "mean"}); }), HasSubstr("array 'mean' has 3 samples, 'x' has 2"));
+    EXPECT_THAT(error_of(ErrorCode::data, [&] { data.use({"x", "seed"}); }), HasSubstr("single number"));
+  }
 }
 
 TEST_F(FeedTest, TruthIsZeroOrOne) {

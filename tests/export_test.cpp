@@ -58,6 +58,7 @@ struct ExportTest : testing::Test {
   void import() {
     model.stamps[""] = *stamp_of(model.path);
     for (const std::string& external : model.external_files) model.stamps[external] = *stamp_of(in + "/" + external);
+    remember_contents(model);
   }
   // In one piece, or row by row.
   bool hand_over(const std::string& name, const ByteSink& sink) const {
@@ -172,6 +173,16 @@ TEST_F(ExportTest, WhatChangedSinceImportIsNotCopied) {
   import();
   run();
   expect_written();
+}
+
+TEST_F(ExportTest, OtherPermissionsAreNoOtherContent) {
+  fs::create_directory(out);
+  for (bool is_open = false; stamp_of(model.path)->changed == model.stamps.at("").changed; is_open = !is_open)
+    fs::permissions(model.path, fs::perms::group_write, is_open ? fs::perm_options::add : fs::perm_options::remove);
+  run();
+  expect_written();
+  model.hashes.clear();
+  EXPECT_THAT(error_of(ErrorCode::io, [&] { run(); }), HasSubstr("has other permissions or names than when it was imported"));
 }
 
 // The n-th write, fsync or rename fails: each file is the old one or the new one, and the next run may overwrite it.

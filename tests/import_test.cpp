@@ -239,7 +239,7 @@ TEST(Import, FindsEveryObstacleAtOnce) {
   Names nodes;
   std::vector<bool> blocks;
   for (const Obstacle& obstacle : first.obstacles) nodes.push_back(obstacle.node), blocks.push_back(obstacle.blocks);
-  EXPECT_EQ(nodes, (Names{"RandomUniformLike 'drawn'", "Spectral 'spectral'", "NonMaxSuppression 'nms'"}));
+  EXPECT_EQ(nodes, (Names{"MaxRoiPool 'pooled'", "Spectral 'spectral'", "NonMaxSuppression 'nms'"}));
   EXPECT_EQ(blocks, (std::vector<bool>{true, true, false}));
   EXPECT_HAS(first.obstacles[1].reason, "their.ops");
   for (const Obstacle& obstacle : first.obstacles) EXPECT_FALSE(obstacle.hint.empty());

@@ -164,6 +164,27 @@ TEST_F(LengthBuckets, TheBudgetChangesNoBit) {
   }
 }
 
+// One that is added to scores has 0 where no padding is. Where a mask has nothing but zeros, nobody can say how long its sample is.
+TEST_F(LengthBuckets, ZerosAreNoPaddingInEveryMask) {
+  Options o = options();
+  const auto with_mask = [&](const std::vector<float>& mask) {
+    Arrays arrays;
+    arrays.add("input_ids", {4, kLength}, std::vector<int64_t>(4 * kLength, 1));
+    arrays.add("labels", {4, kLength}, std::vector<int64_t>(4 * kLength, 1));
+    arrays.add("attention_mask", {4, kLength}, mask);
+    o.data = arrays.write(folder / "mask.safetensors");
+    o.eval_steps = 0;
+  };
+  std::vector<float> mask(4 * kLength, 0.0f);
+  with_mask(mask);
+  EXPECT_EQ(Trainer(o).plan().lengths.at(0).share, 1);
+  for (int64_t i = kLength - 3; i < kLength; ++i) mask[static_cast<size_t>(kLength + i)] = -1e9f;
+  with_mask(mask);
+  const Error problem = error_of([&] { const Trainer trainer(o); });
+  EXPECT_EQ(problem.code(), ErrorCode::data);
+  EXPECT_HAS(problem.what(), "sample 1: array 'attention_mask' has negative numbers");
+}
+
 TEST_F(LengthBuckets, WhatDoesNotFitIsRefused) {
   const auto refusal = [&](const Options& o, ErrorCode code) {
     const Error problem = error_of([&] { const Trainer trainer(o); });

@@ -9,7 +9,7 @@ from program import CHAR_GPT, GOLDEN, TEXT, run, safetensors
 
 GPT = GOLDEN / "gpt2-dynamo-17-eager.onnx"
 PERCEPTRON = GOLDEN / "mlp-mse.onnx"
-USAGE, UNSUPPORTED, DATA, IO = 2, 3, 5, 6
+USAGE, UNSUPPORTED, BUDGET, DATA, IO = 2, 3, 4, 5, 6
 
 
 def refused(folder, code, sentence, *arguments):
@@ -114,7 +114,7 @@ def test_data_files(tmp_path):
     for name, content, sentence in [
         ("empty.bin", b"", "has 0 tokens, fewer than one sample of 8"),
         ("odd.bin", b"abc", "no whole number of 2-byte tokens"),
-        ("table.csv", b"1,2\n", "data is .txt, .bin, .npz or .safetensors"),
+        ("table.csv", b"1,2\n", "data is .txt, .bin, .npy, .npz or .safetensors"),
         ("cut.npz", b"PK\3\4", "not a valid .npz file"),
         ("bad.safetensors", b"\xff" * 64, "not a valid safetensors file"),
         ("a.txt", b"text", "text needs a vocabulary"),
@@ -126,13 +126,43 @@ def test_data_files(tmp_path):
     (tmp_path / "mixed").mkdir()
     np.savez(tmp_path / "mixed/train.npz", x=np.ones((4, 4), np.float32))
     (tmp_path / "mixed/valid.bin").write_bytes(bytes(64))
-    refused(tmp_path, DATA, "one holds arrays, the other a text or tokens", *job, "mixed")
+    refused(tmp_path, DATA, "one holds arrays, the other a text or tokens", *job, "mixed", "--eval-steps", 1)
     (tmp_path / "folder").mkdir()
-    refused(tmp_path, DATA, "has no train.txt, train.bin, train.npz or train.safetensors", *job, "folder")
+    refused(tmp_path, DATA, "has no train.txt, train.bin, train.npy, train.npz or train.safetensors", *job, "folder")
     (tmp_path / "latin1.txt").write_bytes("naïve".encode("latin1"))
     refused(tmp_path, DATA, "line 1: is not UTF-8 text", CHAR_GPT, *job[1:], "latin1.txt")
     (tmp_path / "utf8.txt").write_text("to be\nnaïve or not", encoding="utf-8")
     refused(tmp_path, DATA, "line 2: the character 'ï' (U+00EF) is not in", CHAR_GPT, *job[1:], "utf8.txt")
+
+
+def test_a_validation_file_that_nobody_evaluates(tmp_path):
+    (tmp_path / "data").mkdir()
+    (np.arange(400) % 61).astype(np.uint16).tofile(tmp_path / "data/train.bin")
+    (np.arange(4)).astype(np.uint16).tofile(tmp_path / "data/valid.bin")
+    job = [GPT, "--task", "causal-lm", "--seq-length", 8, "--data", "data", "--batch-size", 2, "--max-steps", 1]
+    refused(tmp_path, DATA, "valid.bin: has 4 tokens, fewer than one sample of 8", *job, "--eval-steps", 1)
+    run(tmp_path, *job)
+
+
+def test_arrays_that_nothing_reads(tmp_path):
+    arrays = safetensors(PERCEPTRON.with_suffix(".data.safetensors"))
+    np.savez(tmp_path / "data.npz", seed=42, class_names=np.array(["a", "b"]), mean=np.zeros(3), **arrays)
+    job = [PERCEPTRON, "--data", "data.npz", "--loss", "mse", "--max-steps", 1]
+    refused(tmp_path, DATA, "array 'seed' is a single number", *job, "--labels", "seed")
+    refused(tmp_path, DATA, "array 'class_names.npy': its type '<U1' can't be read", *job, "--labels", "class_names")
+    run(tmp_path, *job, "--labels", "y")
+
+
+def test_compressed_arrays_take_memory(tmp_path):
+    arrays = safetensors(PERCEPTRON.with_suffix(".data.safetensors"))
+    times = (30 << 20) // sum(array.nbytes for array in arrays.values())
+    large = {name: np.concatenate([array] * times) for name, array in arrays.items()}
+    np.savez_compressed(tmp_path / "packed.npz", unused=np.zeros((100, 100)), **large)
+    np.savez(tmp_path / "plain.npz", **large)
+    job = [PERCEPTRON, "--loss", "mse", "--labels", "y", "--max-steps", 1, "--budget", "1MB", "--data"]
+    taken = f"{sum(array.nbytes for array in large.values()):,}"
+    refused(tmp_path, BUDGET, f"of which {taken} are the data's compressed arrays (numpy.savez instead of savez_compressed", *job, "packed.npz")
+    assert "compressed" not in run(tmp_path, *job, "plain.npz", code=BUDGET).err
 
 
 @pytest.mark.parametrize("arguments, sentence", [
@@ -160,6 +190,10 @@ def test_data_files(tmp_path):
     (["--lr-scheduler-kwargs", '{"num_cycles"'], "is no JSON object"),
     (["--lr-scheduler-type", "wsd"], "--lr-scheduler-type warmup_stable_decay needs num_decay_steps, the length of its decay (--lr-scheduler-kwargs)"),
     (["--lr-scheduler-type", "reduce_lr_on_plateau"], "follows the held-out loss: it needs evaluations (--eval-steps)"),
+    (["--load-best-model-at-end"], "--load-best-model-at-end goes by the held-out loss: it needs evaluations (--eval-steps)"),
+    (["--early-stopping-patience", 3], "--early-stopping-patience 3: follows the held-out loss: it needs evaluations (--eval-steps)"),
+    (["--early-stopping-threshold", 0.1], "--early-stopping-threshold 0.1 goes with --early-stopping-patience"),
+    (["--metric-for-best-model", "loss"], "unknown option --metric-for-best-model: here it is the held-out loss, without an option"),
     (["--scale-lr", "linear"], "--base-batch-size"),
     (["--param-group", "*.bias"], "--param-group '*.bias': is not PATTERN:key=value,..."),
     (["--param-group", "*.bias:rate=1"], "'rate' is not known: lr, lr_scale or weight_decay"),
@@ -180,6 +214,13 @@ def test_data_files(tmp_path):
     (["--max-steps", "99999999999999999999"], "--max-steps 99999999999999999999: is not a whole number, or is too large for one"),
     (["--seed", -1], "--seed -1: is not a whole number from 0 on, or is too large for one"),
     (["--batch-size", "010"], "--batch-size 010: write it without a zero in front"),
+    (["--shape", "batch=010"], "--shape batch 010: write it without a zero in front"),
+    (["--shape", "batch=0x10"], "--shape batch 0x10: is not a whole number"),
+    (["--shape", "batch="], "--shape 'batch=' is not name=value"),
+    (["--nvme-budget", 0], "--nvme-budget 0 holds nothing"),
+    (["--host-budget", "0GB"], "--host-budget 0 holds nothing"),
+    (["--seq-length", 9], "has neither an array 'input_ids' nor another input with samples of that length"),
+    (["--loss", "prediction:mse", "--output", "prediction"], "--output prediction: no loss reads it"),
     (["--log-file", "out/.ort-train-lock"], "--log-file out/.ort-train-lock: is where the run's result goes"),
     (["--threads", 100000], "is more than 1,024"),
     (["--skip-pass", "nothing"], "--skip-pass nothing: no such pass can be left out; these can: simplify"),

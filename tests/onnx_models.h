@@ -24,7 +24,7 @@ layer (float[batch, 3] x) => (float[batch, 2] y)
 inline constexpr const char* kObstacles = R"(<ir_version: 8, opset_import: ["" : 17, "their.ops" : 1]>
   g (float[2, 3, 3] x, float[4, 4] boxes) => (float[2] y, float[2, 3, 3] z, int64[n, 3] picked) <float[3] w = {1, 2, 3}, float[2] v = {1, 2}> {
     a = Add (x, w)
-    [drawn] d = RandomUniformLike (a)
+    [pooled] d = MaxRoiPool <pooled_shape = [2]> (a, boxes)
     e = Add (d, v)
     [spectral] f = their.ops.Spectral (e)
     y = Add (f, v)

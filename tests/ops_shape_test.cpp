@@ -202,6 +202,8 @@ TEST(ShapeOpForms, Generated) {
   expect_lowered("NonZero", 9, {}, {truths({true, false, true})}, {1, 2}, {0, 2});
   expect_lowered("OneHot", 11, {{"axis", int64_t{0}}}, {numbers({2}, {1, -2}), numbers({1}, {2}), integers({3, 4})}, {2, 2}, {3, 4, 4, 3});
   expect_lowered("Trilu", 14, {{"upper", int64_t{0}}}, {counting({2, 2}), scalar_tensor<int64_t>(-1)}, {2, 2}, {0, 0, 2, 0});
+  for (const int64_t type : {1, 2, 3, 5, 6, 7, 9, 10, 11, 16})
+    expect_lowered("EyeLike", 9, {{"dtype", type}, {"k", int64_t{1}}}, {counting({2, 3})}, {2, 3}, {0, 1, 0, 0, 0, 1});
   expect_lowered("CumSum", 11, {{"reverse", int64_t{1}}}, {counting({3}), scalar_tensor<int32_t>(-1)}, {3}, {3, 3, 2});
 }
 

@@ -348,6 +348,9 @@ TEST_F(LearningRates, GrowWithTheBatch) {
     EXPECT_EQ(plan.groups[0].learning_rate, times * 1e-3);
     EXPECT_EQ(plan.groups[1].learning_rate, times * 5e-4);
     EXPECT_EQ(plan.groups[2].learning_rate, 7e-4);
+    const std::vector<GroupReport> checked = check(o).groups;
+    ASSERT_EQ(checked.size(), plan.groups.size());
+    for (size_t i = 0; i < checked.size(); ++i) EXPECT_EQ(checked[i].learning_rate, plan.groups[i].learning_rate) << how << " " << i;
     EXPECT_THAT(notes, HasSubstr(fmt::format("the learning rate is {}: `learning_rate` 0.001 for a step of 2 samples, by `scale_lr` {}",
                                              times * 1e-3, how)));
   }

@@ -314,6 +314,19 @@ TEST(QuantizedState, BeginsAsItsDefinitionSays) {
   EXPECT_THROW(fill_elements(state.bytes, DType::dynamic8, -0.25), Error);
 }
 
+TEST(QuantizedState, IsOfParametersThatAreComputedWithInFloat32) {
+  Workers workers(1);
+  const Tensor p(DType::float64, {300}), factor = scalar_tensor(1.0f), m(DType::dynamic8, p.shape), v(DType::dynamic8_unsigned, p.shape);
+  for (const auto& [optim, op, outputs] : {std::tuple("adamw", "AdamW", 3), {"lamb", "LambSquares", 2}, {"lamb", "Lamb", 3}}) {
+    const std::vector<float> numbers = make_optimizer(optim).scalars(1, 1e-3);
+    const Tensor scalars = make_tensor<float>({static_cast<int64_t>(numbers.size())}, numbers);
+    const auto update = [&] {
+      evaluate(op_named(op), {{"weight_decay", 0.0f}}, {&p, &p, &factor, &scalars, &m, &v}, static_cast<size_t>(outputs), workers);
+    };
+    EXPECT_HAS(error_of(update).what(), "float64 [300] isn't updated with state in 8 bits") << op;
+  }
+}
+
 // --- which weights --------------------------------------------------------------------------------------------------------------------
 
 constexpr GptShape kShape{.layers = 2, .heads = 4, .width = 64, .vocabulary = 300, .batch = 2, .length = 16};
@@ -391,6 +404,10 @@ TEST(QuantizedState, NamesSayIt) {
   EXPECT_THAT(refusal("paged_adafactor_8bit", {}), HasSubstr("keeps no state"));
   EXPECT_THAT(refusal("adamw", {{"min_8bit_size", 1}}), HasSubstr("has no such option"));
   EXPECT_THAT(refusal("adamw_8bit", {{"min_8bit_size", 0.5}}), HasSubstr("is no number of elements"));
+  EXPECT_THAT(refusal("rmsprop_8bit", {{"rmsprop_centered", 1}}),
+              HasSubstr("`optim` rmsprop_8bit: `rmsprop_centered` takes the difference of two states, which 8 bits are too few for"));
+  EXPECT_EQ(refusal("rmsprop_8bit", {{"momentum", 0.9}}), "");
+  EXPECT_EQ(refusal("rmsprop", {{"rmsprop_centered", 1}}), "");
 }
 
 // --- runs -----------------------------------------------------------------------------------------------------------------------------

@@ -9,6 +9,7 @@
 
 #include "exec/kernel.h"
 #include "frontend/import.h"
+#include "frontend/weight_file.h"
 #include "graph/op_def.h"
 
 namespace ort_train::fixtures {
@@ -16,7 +17,7 @@ namespace ort_train::fixtures {
 inline Tensor weight_tensor(const Imported& imported, const Weight& weight) {
   const Value& value = imported.graph.value(imported.graph.find_value(weight.parameter));
   Tensor tensor(value.dtype, value.shape);
-  read_range(weight.places.at(0).bytes, tensor.bytes);
+  read_weight(weight.places.at(0), 0, tensor.dtype, tensor.bytes);
   return tensor;
 }
 

@@ -103,6 +103,8 @@ TEST(Schedule, RefusesWhatDoesNotFit) {
   refused("warmup_stable_decay", {}, "needs num_decay_steps");
   refused("warmup_stable_decay", {{"num_decay_steps", "8"}}, "3 steps of warm-up and 8 of decay, more than the 10", 3);
   refused("warmup_stable_decay", {{"num_decay_steps", "2"}, {"decay_type", "root"}}, "has to be linear, cosine or 1-sqrt");
+  Schedule shortened = make_schedule("warmup_stable_decay", {{"num_decay_steps", "8"}});  // to the steps that are made
+  shortened.begin(3e-4, 3, 10, /*over=*/true);
   refused("reduce_lr_on_plateau", {{"factor", "1"}}, "has to lie between 0 and 1");
   refused("reduce_lr_on_plateau", {{"mode", "max"}}, "has to be min");
   refused("linear", {}, "`warmup_steps` -1", -1);

@@ -256,6 +256,33 @@ std::vector<Selecting> selecting_cases() {
 
 INSTANTIATE_TEST_SUITE_P(Models, Selections, ::testing::ValuesIn(selecting_cases()), [](const auto& info) { return info.param.name; });
 
+// Padding is what changes no extreme, in types that have no infinity, too.
+TEST(SelectedIntegers, HaveTheExtremesOfAMaskThatIsKnown) {
+  const TestFolder folder;
+  const Tensor ids = make_tensor<int64_t>({kRows}, {3, -2, 0, 5, -4, 1});
+  const auto expect = [&](const std::string& type, const std::string& nodes) {
+    const std::string path =
+        write_model(folder, fmt::format(R"(<ir_version: 10, opset_import: ["" : 18]> g (bool[6] m, int64[6] ids) => ({} y)
+      <int64[1] first = {{-1}}> {{ at = NonZero (m) t = Transpose (at) s = GatherND (ids, t) {} }})",
+                                        type, nodes));
+    for (const unsigned bits : {0u, 0b000001u, 0b010010u, 0b101101u, 0b111111u}) {
+      SCOPED_TRACE(fmt::format("{} of mask {:06b}: {}", type, bits, nodes));
+      const Tensor mask = mask_of(bits);
+      const Imported fed = import_file(path), known = import_file(path, {.bound_inputs = {{"m", mask}}});
+      ASSERT_TRUE(fed.obstacles.empty() && known.obstacles.empty());
+      EXPECT_EQ(run_imported(fed, {{"m", mask}, {"ids", ids}}).at("y").to_double(),
+                run_imported(known, {{"ids", ids}}).at("y").to_double());
+    }
+  };
+  for (const auto& [type, code] : {std::pair("uint8", 2), {"int8", 3}, {"int16", 5}, {"int32", 6}, {"int64", 7}, {"bool", 9}}) {
+    for (const char* op : {"ReduceMin", "ReduceMax"})
+      expect(type, fmt::format("c = Cast <to = {}> (s) y = {} <keepdims = 0> (c)", code, op));
+  }
+  for (const char* reduction : {"min", "max"})
+    expect("int64[6]",
+           fmt::format(R"(i = Reshape (at, first) n = Neg (s) y = ScatterElements <axis = 0, reduction = "{}"> (ids, i, n))", reduction));
+}
+
 // --- what is refused ------------------------------------------------------------------------------------------------------------------
 
 std::string refusal(const std::string& nodes, const std::string& type, const ImportOptions& options = {}) {

@@ -62,7 +62,9 @@ class Editor {
         added_(edit.initializers),
         inputs_(by_node(edit.inputs)),
         outputs_(by_node(edit.outputs)),
-        nodes_(by_node(edit.nodes)) {}
+        nodes_(by_node(edit.nodes)) {
+    for (size_t i = 0; i < edit.stored.size(); ++i) stored_.emplace(edit.stored[i].offset, i);
+  }
 
   std::vector<Piece> run() {
     const int64_t size = reader_.source().size;
@@ -80,7 +82,7 @@ class Editor {
       if (field.number == pb::ModelProto::kGraphFieldNumber)
         put_message(field.number, graph(field, ir_version), model);
       else
-        put_source(field.start, field.end, model);
+        put_field(field, model);
       at = field.end;
     }
     if (bytes(model) > kMaxBytes) {
@@ -101,7 +103,7 @@ class Editor {
         put_node(field, node_index++, pieces);
         continue;
       }
-      put_source(field.start, field.end, pieces);
+      put_field(field, pieces);
     }
     for (const ValueDef& value : edit_.graph_inputs) put_message(pb::GraphProto::kInputFieldNumber, literal(to_proto(value)), pieces);
     for (size_t i = 0; i < added_.size(); ++i) {
@@ -129,7 +131,7 @@ class Editor {
   void put_node(const WireField& field, size_t index, std::vector<Piece>& out) {
     const auto inputs = inputs_.find(index), outputs = outputs_.find(index);
     if (inputs == inputs_.end() && outputs == outputs_.end()) {
-      put_source(field.start, field.end, out);
+      put_field(field, out);
     } else {
       static const std::map<size_t, std::string> kNone;
       put_message(field.number,
@@ -154,7 +156,7 @@ class Editor {
       if (field.number == pb::NodeProto::kInputFieldNumber) look(inputs, input_index);
       if (field.number == pb::NodeProto::kOutputFieldNumber) look(outputs, output_index);
       if (name == nullptr)
-        put_source(field.start, field.end, pieces);
+        put_field(field, pieces);
       else
         put_message(field.number, {{.kind = Piece::Kind::literal, .literal = *name}}, pieces);
     }
@@ -170,9 +172,30 @@ class Editor {
     for (const Piece& piece : pieces) {
       total += piece.kind == Piece::Kind::source    ? piece.end - piece.begin
                : piece.kind == Piece::Kind::literal ? static_cast<int64_t>(piece.literal.size())
+               : piece.kind == Piece::Kind::stored  ? edit_.stored[piece.tensor].bytes
                                                     : added_[piece.tensor].type.bytes();
     }
     return total;
+  }
+
+  // A field of the file as it is, but for tensors in it that are stored anew.
+  void put_field(const WireField& field, std::vector<Piece>& out) {
+    const auto found = stored_.lower_bound(field.content);
+    if (found == stored_.end() || found->first >= field.end) return put_source(field.start, field.end, out);
+    if (found->first == field.content && edit_.stored[found->second].end == field.end) {  // no message begins with another's content
+      Piece header{.kind = Piece::Kind::literal, .literal = {}};
+      put_header(pb::TensorProto::kRawDataFieldNumber, static_cast<uint64_t>(edit_.stored[found->second].bytes), header.literal);
+      out.push_back(std::move(header));
+      out.push_back({.kind = Piece::Kind::stored, .literal = {}, .tensor = found->second});
+      return;
+    }
+    std::vector<Piece> pieces;
+    for (int64_t at = field.content; at < field.end;) {
+      const WireField inner = reader_.field(at, field.end);
+      put_field(inner, pieces);
+      at = inner.end;
+    }
+    put_message(field.number, std::move(pieces), out);
   }
 
   static void put_source(int64_t begin, int64_t end, std::vector<Piece>& out) {
@@ -194,6 +217,7 @@ class Editor {
   const std::vector<NewInitializer>& added_;
   const Names inputs_, outputs_;
   const NodesBehind nodes_;
+  std::map<int64_t, size_t> stored_{};  // by where the elements are in the source
 };
 
 }  // namespace

@@ -1,5 +1,5 @@
-// Changes to a model file that leave everything else in it as it is, byte for byte: new nodes, inputs and initializers, and nodes that read
-// other values or give theirs other names.
+// Changes to a model file that leave everything else in it as it is, byte for byte: new nodes, inputs and initializers, nodes that read
+// other values or give theirs other names, and tensors whose elements become bytes.
 
 #pragma once
 
@@ -28,13 +28,22 @@ struct NewInitializer {
   int64_t offset = 0;
 };
 
+// A tensor of the file, in whichever graph, whose elements are integers (int32_data) there, and bytes (raw_data) in the edited file.
+struct StoredAnew {
+  int64_t offset = 0, end = 0;  // what that field holds in the source
+  int64_t bytes = 0;            // of the elements
+};
+
 struct ModelEdit {
   std::vector<NameEdit> inputs{}, outputs{};
   std::vector<NewNode> nodes{};
   std::vector<NewInitializer> initializers{};
   std::vector<ValueDef> graph_inputs{};
+  std::vector<StoredAnew> stored{};
 
-  bool empty() const { return inputs.empty() && outputs.empty() && nodes.empty() && initializers.empty() && graph_inputs.empty(); }
+  bool empty() const {
+    return inputs.empty() && outputs.empty() && nodes.empty() && initializers.empty() && graph_inputs.empty() && stored.empty();
+  }
 };
 
 // A node of the standard domain, a Cast, and a node that does what another does. Throws Error(unsupported) for a node that has large
@@ -50,11 +59,11 @@ void apply(const ModelEdit& edit, GraphDef& graph);
 
 // The edited file is its pieces, one after the other.
 struct Piece {
-  enum class Kind { source, literal, tensor };
+  enum class Kind { source, literal, tensor, stored };
   Kind kind = Kind::source;
   int64_t begin = 0, end = 0;  // of the source
   std::string literal{};
-  size_t tensor = 0;  // of the new initializers: its elements, little-endian
+  size_t tensor = 0;  // of the new initializers, or of those that are stored anew: its elements, little-endian
 };
 
 // Throws Error(unsupported) where the file would become larger than the 2 GiB that ONNX allows.

@@ -35,7 +35,7 @@ struct TensorDef {
   // Its elements in a file: one after the other, little-endian. offset < 0: nowhere in that form.
   std::string location;  // of external data, relative to the model's folder; empty: in the model file itself
   int64_t offset = -1, bytes = 0;
-  bool varints = false;  // bytes hold protobuf varints instead of elements: decode_varints()
+  bool varints = false;  // bytes hold protobuf varints instead of elements (int32_data): decode_varints()
   bool added = false;    // not in the file: a copy of what lies at that place, or where offset < 0 zeros
 
   std::shared_ptr<const Tensor> value;  // in memory, where small; else read it from the file
@@ -101,7 +101,7 @@ struct ModelDef {
   GraphDef graph;
   std::set<std::string> external_files;  // every location of external data, those in branches and functions included
   std::map<std::string, std::shared_ptr<const ort_train_onnx::FunctionProto>> functions;  // by function_key()
-  std::map<std::string, TensorType> function_tensors;  // floating-point ones of several elements in their bodies, as "FUNCTION/NAME"
+  std::vector<std::pair<std::string, TensorDef>> function_tensors;  // all that are in their bodies, as "FUNCTION/NAME"
 };
 
 }  // namespace ort_train::onnx

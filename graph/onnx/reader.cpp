@@ -14,25 +14,27 @@ namespace ort_train::onnx {
 
 namespace {
 
-void find_external_files(const std::vector<NodeDef>& nodes, std::set<std::string>& files);
-
-void find_external_files(const GraphDef& graph, std::set<std::string>& files) {
-  for (const TensorDef& tensor : graph.initializers) {
-    if (tensor.external()) files.insert(tensor.location);
-  }
-  find_external_files(graph.nodes, files);
-}
-
-void find_external_files(const std::vector<NodeDef>& nodes, std::set<std::string>& files) {
-  for (const NodeDef& node : nodes) {
-    for (const auto& [name, tensor] : node.tensors) {
-      if (tensor.external()) files.insert(tensor.location);
-    }
-    for (const auto& [name, graph] : node.graphs) find_external_files(*graph, files);
-  }
+Error wrong_count(const TensorDef& def) {
+  return error(ErrorCode::unsupported, "tensor '{}' is {} {}, but the file holds another number of elements of it", def.name, def.type,
+               to_string(def.shape));
 }
 
 }  // namespace
+
+void each_tensor(const GraphDef& graph, const std::function<void(const std::string&, const TensorDef&)>& body) {
+  for (const TensorDef& tensor : graph.initializers) body(tensor.name, tensor);
+  each_tensor(graph.nodes, body);
+}
+
+void each_tensor(const std::vector<NodeDef>& nodes, const std::function<void(const std::string&, const TensorDef&)>& body) {
+  for (const NodeDef& node : nodes) {
+    for (const auto& [name, tensor] : node.tensors) {
+      const bool is_output = name == "value" && !node.outputs.empty();
+      body(is_output ? node.outputs[0] : fmt::format("{} of {}", name, node.name), tensor);
+    }
+    for (const auto& [name, graph] : node.graphs) each_tensor(*graph, body);
+  }
+}
 
 ModelDef read_model(const ByteSource& source) {
   if (source.size == 0) throw error(ErrorCode::unsupported, "'{}' is empty, not an ONNX model", source.name);
@@ -54,18 +56,17 @@ ModelDef read_model(const ByteSource& source) {
     model.producer_version = proto->producer_version();
     model.opsets = to_opsets(proto->opset_import());
     model.graph = to_graph(proto->graph(), proto);
-    find_external_files(model.graph, model.external_files);
+    const auto note_file = [&](const std::string&, const TensorDef& tensor) {
+      if (tensor.external()) model.external_files.insert(tensor.location);
+    };
+    each_tensor(model.graph, note_file);
     for (const auto& function : proto->functions()) {
       std::vector<NodeDef> nodes;
       for (const auto& node : function.node()) nodes.push_back(to_node(node, proto));
-      find_external_files(nodes, model.external_files);
-      for (const NodeDef& node : nodes) {
-        const auto value = node.tensors.find("value");
-        if (node.op_type != "Constant" || value == node.tensors.end() || node.outputs.empty() || !value->second.dtype) continue;
-        const TensorType type{*value->second.dtype, value->second.shape};
-        if (is_floating(type.dtype) && element_count(type.shape) > 1)
-          model.function_tensors.emplace(function.name() + "/" + node.outputs[0], type);
-      }
+      each_tensor(nodes, note_file);
+      each_tensor(nodes, [&](const std::string& name, const TensorDef& tensor) {
+        model.function_tensors.emplace_back(function.name() + "/" + name, tensor);
+      });
       model.functions[function_key(function.domain(), function.name(), function.overload())] =
           std::shared_ptr<const pb::FunctionProto>(proto, &function);
     }
@@ -85,15 +86,32 @@ std::string printable(std::string text) {
   return text;
 }
 
+size_t decode_varints(std::span<const std::byte>& bytes, std::span<uint16_t> to) {
+  constexpr size_t kLongest = 10, kCounts = 3;  // bytes: of a varint, and of those that 16 bits are in
+  size_t decoded = 0;
+  for (; decoded < to.size(); ++decoded) {
+    uint32_t value = 0;
+    size_t at = 0;
+    const auto add = [&] {
+      if (at < kCounts) value |= (static_cast<uint32_t>(bytes[at]) & 0x7f) << 7 * at;
+    };
+    for (; at < bytes.size() && (bytes[at] & std::byte{0x80}) != std::byte{}; ++at) {
+      if (at + 1 == kLongest) throw error(ErrorCode::unsupported, "an element is stored as an integer of more than {} bytes", kLongest);
+      add();
+    }
+    if (at == bytes.size()) break;
+    add();
+    to[decoded] = static_cast<uint16_t>(value);
+    bytes = bytes.subspan(at + 1);
+  }
+  return decoded;
+}
+
 Tensor decode_tensor(const TensorDef& def, std::span<const std::byte> bytes) {
   require(def.dtype.has_value(), "only tensors of known type are decoded");
-  const auto wrong = [&] {
-    return error(ErrorCode::unsupported, "tensor '{}' is {} {}, but the file holds another number of elements of it", def.name, def.type,
-                 to_string(def.shape));
-  };
   // Before there is memory for it: a varint has a byte at least.
   const int64_t count = element_count(def.shape), given = static_cast<int64_t>(bytes.size());
-  if (def.varints ? given < count : given != count * size_of(*def.dtype)) throw wrong();
+  if (def.varints ? given < count : given != count * size_of(*def.dtype)) throw wrong_count(def);
   Tensor tensor(*def.dtype, def.shape);
   if (!def.varints) {
     std::copy(bytes.begin(), bytes.end(), tensor.bytes.begin());
@@ -107,16 +125,16 @@ Tensor decode_tensor(const TensorDef& def, std::span<const std::byte> bytes) {
   for (size_t at = 0; at < bytes.size(); ++element) {
     uint64_t value = 0;
     for (int shift = 0;; shift += 7) {
-      if (at == bytes.size() || shift > 63) throw wrong();
+      if (at == bytes.size() || shift > 63) throw wrong_count(def);
       const auto byte = static_cast<uint64_t>(bytes[at++]);
       value |= (byte & 0x7f) << shift;
       if (byte < 0x80) break;
     }
-    if (element == elements) throw wrong();
+    if (element == elements) throw wrong_count(def);
     if (tensor.dtype == DType::boolean) value = value != 0;
     std::memcpy(tensor.bytes.data() + element * size, &value, size);  // little-endian: the low bytes come first
   }
-  if (element != elements) throw wrong();
+  if (element != elements) throw wrong_count(def);
   return tensor;
 }
 

@@ -27,6 +27,14 @@ ModelDef read_model(const ByteSource& source);
 // '?'.
 std::string printable(std::string text);
 
+// Calls body(tensor) for each tensor of a graph, or of nodes, and of those nested in it: initializers, and tensors of nodes. Of a node's
+// "value" the name is that of its output.
+void each_tensor(const GraphDef& graph, const std::function<void(const std::string& name, const TensorDef& tensor)>& body);
+void each_tensor(const std::vector<NodeDef>& nodes, const std::function<void(const std::string& name, const TensorDef& tensor)>& body);
+
+// Elements of 16 bits from the varints that `bytes` begins with, the low bits of each, until `to` is full or the next one is cut short.
+// Returns how many there were; `bytes` is what comes behind them. Throws Error(unsupported) for what is no varint.
+size_t decode_varints(std::span<const std::byte>& bytes, std::span<uint16_t> to);
 // A tensor's elements from the bytes of its place in the file. Throws Error(unsupported) where they are too few or too many.
 Tensor decode_tensor(const TensorDef& tensor, std::span<const std::byte> bytes);
 

@@ -4,6 +4,8 @@
 //   g += wd p ; v = alpha v + (1 - alpha) g^2 ; d = g / (sqrt(v) + epsilon)
 //   centered: a += (1 - alpha) (g - a) ; d = g / (sqrt(v - a^2) + epsilon)
 //   p -= lr d                        with momentum: buffer = momentum buffer + d ; p -= lr buffer
+//
+// v - a^2 is smaller than what 8 bits leave of v and of a: centered, the state isn't quantized, as in bitsandbytes.
 
 #include "exec/ops/rmsprop.h"
 
@@ -27,7 +29,7 @@ std::vector<float> scalars(const Optimizer& o, int64_t, double learning_rate) {
 
 std::vector<StateDef> states(const Optimizer& o, const TensorType& parameter) {
   std::vector<StateDef> all{{.suffix = ".square_avg", .type = parameter, .quantized = DType::dynamic8_unsigned}};
-  if (is_centered(o)) all.push_back({.suffix = ".grad_avg", .type = parameter, .quantized = DType::dynamic8});
+  if (is_centered(o)) all.push_back({.suffix = ".grad_avg", .type = parameter});
   if (has_momentum(o)) all.push_back({.suffix = ".momentum_buffer", .type = parameter, .quantized = DType::dynamic8});
   return all;
 }
@@ -39,6 +41,12 @@ std::vector<ValueId> update(UpdateBuilder& b) {
                          {"momentum", number("momentum")},
                          {"epsilon", number("rmsprop_epsilon")},
                          {"centered", static_cast<int64_t>(is_centered(b.optimizer))}})};
+}
+
+std::string_view conflict(const Optimizer& o) {
+  return o.quantized && is_centered(o) ? "`rmsprop_centered` takes the difference of two states, which 8 bits are too few for: let `optim` "
+                                         "be rmsprop, or leave it out"
+                                       : "";
 }
 
 std::string_view variant(const Optimizer& o) {
@@ -61,6 +69,7 @@ const OptimizerDef kRmspropOptimizer{
     .update = update,
     .rounds = true,
     .variant = variant,
+    .conflict = conflict,
 };
 
 }  // namespace ort_train

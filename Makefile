@@ -40,7 +40,7 @@ sanitize:  # what parses and allocates, under AddressSanitizer and UndefinedBeha
 fuzz:  # the fuzzers for MINUTES in all, as many at a time as there are cores; what they learn stays in build-sanitize/corpus and is gone on with
 	@.ci/configure sanitize
 	@cmake --build build-sanitize --target ort-train-fuzz
-	@.ci/fuzz build-sanitize $$(($(MINUTES) * 60 * $$(nproc) / 7)) build-sanitize/corpus
+	@.ci/fuzz build-sanitize $$(($(MINUTES) * 60 * $$(nproc) / 8)) build-sanitize/corpus
 
 races:  # what shares memory among threads, under ThreadSanitizer
 	@.ci/configure release

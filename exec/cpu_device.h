@@ -29,6 +29,8 @@ class CpuDevice : public Device {
   void finish() override { workers_.finish_aside(); }
   void time_work() override { workers_.time_tasks(); }
   TaskTimes tasks() override { return workers_.times(); }
+  void record_background(bool on) override { workers_.record_aside(on); }
+  std::span<const AsideSpan> background_spans() const override { return workers_.aside_spans(); }
   void transfer(std::byte* to, const std::byte* from, int64_t bytes) override;
   void fill(std::byte* at, std::byte value, int64_t bytes) override;
   std::string makes_products(DType type) const override {

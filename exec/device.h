@@ -70,6 +70,9 @@ class Device {
   virtual void time_work() {}
   // What the work of that number took in the run that has ended; 0: it isn't known.
   virtual double seconds(int32_t) const { return 0; }
+  // Whether it is written down when work in the background is done: background_spans(), of a run that began since the last call.
+  virtual void record_background(bool) {}
+  virtual std::span<const AsideSpan> background_spans() const { return {}; }
   // The tasks of the work that was issued last, since time_work(); of a device whose work isn't tasks of threads none.
   virtual TaskTimes tasks() { return {}; }
   // Copies between the host's memory and a device's, or within one, at once; nothing runs then.

@@ -107,6 +107,7 @@ struct Executor::Impl {
   std::vector<std::byte*> spaces;  // where each begins; empty before attach()
   Disk* disk = nullptr;
   NodeWatch* watch = nullptr;
+  RunTrace* trace = nullptr;
   bool times_work = false;  // by the device
   bool waiting = false;     // the last entry left gradients for an update that isn't made yet
   std::vector<RunTimes> times;
@@ -364,8 +365,10 @@ struct Executor::Impl {
     RunTimes& spent = times[entry];
     spent.waiting = 0;
     if (watch != nullptr) watch->begin(entry);
+    if (trace != nullptr) device.record_background(true);
     device.begin(entry);
     Clock::time_point before = Clock::now();
+    if (trace != nullptr) trace->run.begin = before;
     const auto lap = [&] {
       const Clock::time_point now = Clock::now();
       return std::chrono::duration<double>(now - std::exchange(before, now)).count();
@@ -375,12 +378,16 @@ struct Executor::Impl {
       if (stop && stop->load(std::memory_order_relaxed)) return false;
       if (i >= reached[entry]) reached[entry] = i + 1;
       const bool is_file = uses_file(*step.instruction);
+      TracedInstruction* const traced = trace == nullptr ? nullptr : &trace->instructions[i];
+      if (traced != nullptr) *traced = {};
       if (is_file) {
         on_device(entry, [&] { std::for_each(step.waits.begin(), step.waits.end(), [&](int32_t work) { device.wait(work); }); });
         if (!step.waits.empty()) (device.is_synchronous() ? spent.seconds[static_cast<size_t>(step.waits.back())] : spent.waiting) += lap();
       }
+      if (traced != nullptr) traced->wait.begin = before;
       for (const int32_t copy : step.copies) wait(steps[static_cast<size_t>(copy)], fence);
       if (!step.copies.empty()) spent.waiting += lap();
+      if (traced != nullptr) traced->wait.end = traced->work.begin = before;
       if (is_file) {
         begin(step, fence);
       } else if (step.kernel || is_copy(*step.instruction) || !device.is_synchronous() || !step.waits.empty()) {  // or a view that waits
@@ -395,15 +402,21 @@ struct Executor::Impl {
         fence.close(*step.instruction);
       }
       spent.seconds[i] = lap();
+      if (traced != nullptr) {
+        traced->work.end = before;
+        traced->ticket = is_file ? step.ticket : 0;
+      }
       if (is_file) spent.waiting += spent.seconds[i];  // until the disk has room for another
     }
     if (device.is_synchronous() && !steps.empty()) {  // what is left in the background
       on_device(entry, [&] { device.finish(); });
       spent.seconds.back() += lap();
     }
+    if (trace != nullptr) trace->last_wait.begin = before;
     for (const int32_t copy : unwaited[entry]) wait(steps[static_cast<size_t>(copy)], fence);
     on_device(entry, [&] { device.finish(); });
     spent.waiting += lap();
+    if (trace != nullptr) end_trace(before);
     for (size_t i = 0; i < steps.size() && times_work; ++i) {
       if (const double seconds = device.seconds(static_cast<int32_t>(i)); seconds > 0) spent.seconds[i] = seconds;
     }
@@ -423,6 +436,16 @@ struct Executor::Impl {
       if (disk != nullptr) disk->drain();
     }
   };
+
+  void end_trace(RunClock::time_point now) {
+    trace->last_wait.end = trace->run.end = now;
+    for (const AsideSpan& aside : device.background_spans()) {
+      TracedInstruction& traced = trace->instructions[static_cast<size_t>(aside.number)];
+      if (!traced.in_background) traced.work = aside.span;
+      traced.in_background = true;
+      traced.work.end = aside.span.end;  // of its last loop
+    }
+  }
 
   // A problem of a node's gets its name.
   template <typename Body> void on_device(size_t entry, Body body) {
@@ -491,6 +514,13 @@ void Executor::time_work() {
 void Executor::watch(NodeWatch* watch) {
   require(watch == nullptr || impl_->device.is_synchronous(), "only what a synchronous device runs can be watched");
   impl_->watch = watch;
+}
+void Executor::trace(RunTrace* trace) {
+  require(trace == nullptr || impl_->device.is_synchronous(), "only what a synchronous device runs can be traced");
+  for (const std::vector<Step>& steps : impl_->entries)
+    require(trace == nullptr || trace->instructions.size() >= steps.size(), "a trace that has less room than an entry has instructions");
+  impl_->device.record_background(false);
+  impl_->trace = trace;
 }
 const RunTimes& Executor::times(size_t entry) const { return impl_->times.at(entry); }
 

@@ -15,6 +15,7 @@
 #include "exec/device.h"
 #include "exec/disk.h"
 #include "exec/program.h"
+#include "exec/run_trace.h"
 
 namespace ort_train {
 
@@ -79,6 +80,9 @@ class Executor {
   void time_work();
   // From the next run on, this one watches; null: nobody. Only of a synchronous device, whose memory is the host's.
   void watch(NodeWatch* watch);
+  // From the next run on, it is written there when what happened, which must stay until nobody is traced any more; null: nowhere. Only of a
+  // synchronous device.
+  void trace(RunTrace* trace);
 
   // The highest end of any place of the space that was written or read so far: what its memory really had to be.
   int64_t measured_peak_bytes(SpaceId space = kMemory) const;

@@ -80,22 +80,28 @@ inline ValueId to_normalized_shape(Lowering& l, ValueId value, const Shape& norm
   return shape == normalized ? aligned : l.emit("Expand", {aligned}, {{"shape", normalized}});
 }
 
+// Emits op(x, 1) with `outputs` outputs: scale and bias are for the caller to apply.
+inline std::vector<ValueId> emit_unscaled_normalization(Lowering& l, std::string_view op, ValueId x, int64_t axis, float epsilon,
+                                                        size_t outputs) {
+  const Shape normalized = l.shape(x).from(static_cast<size_t>(axis));
+  const ValueId ones = l.emit("Expand", {l.scalar_like(x, 1)}, {{"shape", normalized}});
+  return l.emit_many(op, {x, ones}, {{"axis", axis}, {"epsilon", epsilon}}, outputs);
+}
+
 // Emits op(x, scale, bias?) with `outputs` outputs for an ONNX node whose scale and bias broadcast to x in whatever way.
 inline std::vector<ValueId> emit_normalization(Lowering& l, std::string_view op, ValueId x, ValueId scale, ValueId bias, int64_t axis,
                                                float epsilon, size_t outputs) {
   const Shape shape = l.shape(x);
   axis = normalize_axis(axis, static_cast<int64_t>(shape.size()), "axis");
   const Shape normalized(shape.begin() + axis, shape.end());
-  const Attributes attributes{{"axis", axis}, {"epsilon", epsilon}};
   const ValueId plain_scale = to_normalized_shape(l, scale, normalized);
   const ValueId plain_bias = bias == kNone ? kNone : to_normalized_shape(l, bias, normalized);
   if (plain_scale != kNone && (bias == kNone || plain_bias != kNone)) {
     std::vector<ValueId> inputs{x, plain_scale};
     if (bias != kNone) inputs.push_back(plain_bias);
-    return l.emit_many(op, inputs, attributes, outputs);
+    return l.emit_many(op, inputs, {{"axis", axis}, {"epsilon", epsilon}}, outputs);
   }
-  const ValueId ones = l.emit("Expand", {l.scalar_like(x, 1)}, {{"shape", normalized}});
-  std::vector<ValueId> results = l.emit_many(op, {x, ones}, attributes, outputs);
+  std::vector<ValueId> results = emit_unscaled_normalization(l, op, x, axis, epsilon, outputs);
   results[0] = l.emit("Mul", {results[0], scale});
   if (bias != kNone) results[0] = l.emit("Add", {results[0], bias});
   return results;

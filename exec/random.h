@@ -1,9 +1,9 @@
 // Random numbers with addresses: Philox4x32-10 (Salmon et al., "Parallel random numbers: as easy as 1, 2, 3", 2011), a fixed function of a
 // key and a counter. Whoever asks for a number again, in whatever order and on whatever thread, gets the same.
 //
-// A node of the user's model draws under the key (seed, ordinal of the node in the file, with a seed of its own) and the counter (optimizer
-// step, number of the element in the batch of the whole step). So a recomputed node draws what it drew before, and micro-batches draw what
-// the large batch draws.
+// A node of the user's model draws under the key (run's seed, the node's ordinal in the file mixed with its own attribute `seed`) and the
+// counter (optimizer step, number of the element in the batch of the whole step). So a recomputed node draws what it drew before, and
+// micro-batches draw what the large batch draws.
 
 #pragma once
 
@@ -11,9 +11,11 @@
 #include <immintrin.h>
 #endif
 
+#include <algorithm>
 #include <array>
 #include <cstdint>
 
+#include "graph/attributes.h"
 #include "graph/half.h"
 
 namespace ort_train {
@@ -51,9 +53,14 @@ HOST_DEVICE inline PhiloxCounter philox_numbers(const PhiloxCounter& counter, co
 
 // Where a node finds its numbers. `random` is kRandomInput's value.
 struct DrawAddress {
-  uint32_t ordinal = 0;
-  bool shared = false;  // what is drawn is no sample's: the same in every micro-batch
-  uint32_t seed = 0;    // the node's own
+  uint32_t ordinal;
+  bool shared;    // what is drawn is no sample's: the same in every micro-batch
+  uint32_t seed;  // the node's own
+
+  explicit DrawAddress(const Attributes& attributes)
+      : ordinal(static_cast<uint32_t>(attributes.get("ordinal", 0))),
+        shared(attributes.get("shared", 0) != 0),
+        seed(static_cast<uint32_t>(attributes.get("seed", 0))) {}
 
   HOST_DEVICE PhiloxKey key(const int64_t* random) const { return {static_cast<uint32_t>(random[kRandomSeed]), ordinal ^ spread(seed)}; }
   // Seeds that differ in one bit, as neighbouring ordinals do, become keys that differ in half of them (the last steps of MurmurHash3). 0
@@ -101,6 +108,22 @@ inline void philox(const PhiloxCounter& counter, const PhiloxKey& key, uint32_t*
     auto* const to = reinterpret_cast<__m256i*>(numbers + 4 * lane);
     _mm256_storeu_si256(to, _mm256_permute2x128_si256(even, odd, 0x20));
     _mm256_storeu_si256(to + 1, _mm256_permute2x128_si256(even, odd, 0x31));
+  }
+}
+
+// Calls body(at, count, numbers, skip) for elements [begin, end) of a tensor, some at a time: element at + i has numbers[skip + i], of
+// 4 * kPhiloxLanes. `before`: DrawAddress::before() of all of the tensor.
+template <typename Body>
+__attribute__((always_inline)) inline void each_drawn(const DrawAddress& address, const int64_t* random, int64_t before, int64_t begin,
+                                                      int64_t end, const Body& body) {
+  constexpr int64_t kNumbers = 4 * kPhiloxLanes;
+  const PhiloxKey key = address.key(random);
+  uint32_t numbers[kNumbers];
+  for (int64_t at = begin; at < end;) {
+    const int64_t element = before + at, group = element / kNumbers, skip = element % kNumbers, count = std::min(kNumbers - skip, end - at);
+    philox(address.counter(random, group * kPhiloxLanes), key, numbers);
+    body(at, count, numbers, skip);
+    at += count;
   }
 }
 #endif

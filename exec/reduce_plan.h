@@ -11,6 +11,7 @@
 #include "exec/math.h"
 #include "exec/strided.h"
 #include "graph/half.h"
+#include "graph/rounding.h"
 
 ORT_TRAIN_OPS_BEGIN
 
@@ -136,8 +137,6 @@ struct ReducePlan {
   }
 
  private:
-  static int64_t round_up(int64_t n, int64_t multiple) { return (n + multiple - 1) / multiple * multiple; }
-
   void cut() {
     piece = std::max<int64_t>(reduced.count, 1);
     if (columns) {

@@ -35,6 +35,7 @@ struct Aside {
   int64_t tasks = 0;
   void (*call)(void* closure, int64_t task, int worker) = nullptr;
   std::atomic<int64_t> next{0}, done{0};  // tasks that have begun, that are over; between loops as many
+  int64_t span = -1;                      // its place in Impl::spans; -1: nobody wants to know when it runs
 };
 
 }  // namespace
@@ -61,6 +62,14 @@ struct Workers::Impl {
   std::atomic<int64_t> oldest{0};  // that isn't over
   int64_t end = 0;                 // how many were put aside so far; changes between loops only
   Aside& at(int64_t i) { return aside[i % kMost]; }
+  bool records = false;
+  std::vector<AsideSpan> spans;  // grows between loops only
+  void begins(const Aside& loop) {
+    if (loop.span >= 0) spans[static_cast<size_t>(loop.span)].span.begin = RunClock::now();
+  }
+  void ends(const Aside& loop) {
+    if (loop.span >= 0) spans[static_cast<size_t>(loop.span)].span.end = RunClock::now();
+  }
 
   // A task of the oldest loop that was put aside; false where there is none that hasn't begun.
   bool do_one(int worker) {
@@ -70,9 +79,13 @@ struct Workers::Impl {
     __tsan_acquire(&loop);
     const int64_t task = loop.next.load(std::memory_order_relaxed) < loop.tasks ? loop.next.fetch_add(1) : loop.tasks;
     if (task >= loop.tasks) return false;
+    if (task == 0) begins(loop);
     loop.call(closures[i % kMost], task, worker);
     __tsan_release(&loop);
-    if (loop.done.fetch_add(1) + 1 == loop.tasks) oldest.store(i + 1, std::memory_order_release);
+    if (loop.done.fetch_add(1) + 1 == loop.tasks) {
+      ends(loop);
+      oldest.store(i + 1, std::memory_order_release);
+    }
     return true;
   }
 
@@ -162,6 +175,11 @@ void Workers::put(int32_t number, int64_t tasks, Call call) {
   loop.tasks = tasks;
   loop.call = call;
   loop.next = loop.done = 0;
+  loop.span = -1;
+  if (impl_->records) {
+    loop.span = static_cast<int64_t>(impl_->spans.size());
+    impl_->spans.push_back({.number = number});
+  }
   __tsan_release(&loop);
   ++impl_->end;
 }
@@ -180,10 +198,19 @@ void Workers::finish_aside(int32_t number) {
       const Rest& left = *static_cast<Rest*>(of);
       left.loop.call(left.closure, left.done + task, worker);
     };
+    if (done == 0) impl.begins(loop);
     share(loop.tasks - done, call, &rest, Order::any, /*with_background=*/false);
+    impl.ends(loop);
     impl.oldest.store(i + 1);
   }
 }
+
+void Workers::record_aside(bool on) {
+  impl_->records = on;
+  impl_->spans.clear();
+}
+
+std::span<const AsideSpan> Workers::aside_spans() const { return impl_->spans; }
 
 void Workers::run_timed(int64_t tasks, Call call, void* closure, Order order) {
   using Clock = std::chrono::steady_clock;

@@ -16,8 +16,11 @@
 #include <limits>
 #include <memory>
 #include <new>
+#include <span>
 #include <type_traits>
 #include <utility>
+
+#include "exec/run_trace.h"
 
 namespace ort_train {
 
@@ -66,6 +69,11 @@ class Workers {
   }
   // All of what was put aside up to that number; everything.
   void finish_aside(int32_t number = std::numeric_limits<int32_t>::max());
+
+  // Whether it is written down when loops that are put aside run: aside_spans(), of those since the last call, where they aren't done at
+  // once. Putting loops aside then allocates memory.
+  void record_aside(bool on);
+  std::span<const AsideSpan> aside_spans() const;
 
   // From here on each task is timed: for times(), which tells of the loops since it was asked last. Loops then allocate memory.
   void time_tasks() { times_tasks_ = true; }

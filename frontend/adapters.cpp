@@ -124,10 +124,10 @@ int64_t highest_rank(const Shape& shape) { return std::min(shape[0], element_cou
 
 // All products but the head's. What the rank is too high for (a router, of few experts) has none, and a note says so.
 Modules usual_targets(Imported& model, const std::vector<Candidate>& candidates, int64_t rank) {
-  constexpr int64_t kNamed = 3;
+  constexpr size_t kNamed = 3;
   Modules modules;
   std::vector<std::string> small;
-  int64_t highest = 0, left_out = 0;
+  int64_t highest = 0;
   for (const Candidate& candidate : candidates) {
     const bool is_product = candidate.weight.use == AdaptedUse::product || candidate.weight.use == AdaptedUse::transposed_product;
     if (!is_product || candidate.is_trained || candidate.weight.is_head || !candidate.weight.obstacle.empty()) continue;
@@ -135,16 +135,16 @@ Modules usual_targets(Imported& model, const std::vector<Candidate>& candidates,
     highest = std::max(highest, highest_rank(shape));
     if (rank <= highest_rank(shape))
       modules.emplace(candidate.weight.weight, candidate.module);
-    else if (++left_out <= kNamed)
+    else
       small.push_back(fmt::format("'{}' {}", onnx::printable(candidate.weight.weight), to_string(shape)));
   }
-  const std::string which = fmt::format("{}{}", fmt::join(small, ", "), left_out > kNamed ? ", …" : "");
-  if (modules.empty() && left_out > 0)
+  const std::string which = first_of(small, kNamed);
+  if (modules.empty() && !small.empty())
     throw error(ErrorCode::usage, "`lora_rank` {} is more than any product of the model has ({}): at most {} is of use", rank, which,
                 highest);
-  if (left_out > 0)
+  if (!small.empty())
     model.info.notes.push_back(fmt::format("{} fewer rows or columns than `lora_rank` {}, and so no adapter: {}",
-                                           left_out == 1 ? "1 weight has" : fmt::format("{} weights have", left_out), rank, which));
+                                           small.size() == 1 ? "1 weight has" : fmt::format("{} weights have", small.size()), rank, which));
   const auto hindered = std::find_if(candidates.begin(), candidates.end(), [](const Candidate& c) { return !c.weight.obstacle.empty(); });
   if (modules.empty() && hindered != candidates.end())
     throw error(ErrorCode::usage, "`lora_rank`: no weight of the model can have an adapter, as '{}': {}", hindered->weight.weight,

@@ -92,7 +92,7 @@ void bind_attachment(const Attachment& attachment, const Declared& trained, cons
     const bool is_fixed = std::any_of(binding.constants.begin(), binding.constants.end(),
                                       [&](const ConstantInput& constant) { return constant.name == input.name; });
     if (is_fed || is_fixed || (attachment.is_loss && has(trained.outputs, input.name))) continue;
-    if (data.is_row() || data.find(input.name) < 0) {
+    if (data.is_row() || data.field(input.name) == nullptr) {
       std::vector<std::string> names;
       for (const DeclaredInput& known : trained.inputs) names.push_back(known.name);
       for (const DeclaredInput& known : trained.outputs) {
@@ -122,7 +122,7 @@ void attach_model(Imported& trained, const Attachment& attachment, const BatchSh
     if (source != kNone) {
       shape = graph.value(source).shape;
     } else {
-      const Shape sample = batch.binding.cut(data.fields()[static_cast<size_t>(data.find(input.name))].shape, batch.length);
+      const Shape sample = batch.binding.cut(data.field(input.name)->shape, batch.length);
       shape = {batch.samples};
       shape.insert(shape.end(), sample.begin(), sample.end());
     }

@@ -4,14 +4,12 @@
 
 #include <algorithm>
 #include <charconv>
-#include <cstring>
-#include <functional>
-#include <numeric>
 #include <optional>
 #include <set>
 
 #include "frontend/adapters.h"
 #include "frontend/bound_value.h"
+#include "frontend/element.h"
 #include "frontend/loss_options.h"
 #include "graph/error.h"
 
@@ -62,14 +60,7 @@ class Sizes {
     }
   }
 
-  // What --shape or the file says of a dimension.
-  std::optional<int64_t> asked(const DeclaredInput& input, size_t axis) const {
-    if (const auto size = fixed_size(input.dims[axis])) return size;
-    for (const std::string& key : {axis_name(input, axis), input.dims[axis]}) {
-      if (const auto found = asked_.find(key); found != asked_.end()) return found->second;
-    }
-    return std::nullopt;
-  }
+  std::optional<int64_t> asked(const DeclaredInput& input, size_t axis) const { return asked_size(input, axis, asked_); }
 
   // Binds a dimension that isn't fixed; throws where it is bound to something else.
   void bind(const DeclaredInput& input, size_t axis, int64_t size, std::string_view source) {
@@ -126,7 +117,7 @@ void divide(const Declared& declared, const Options& options, const DataSet& dat
   const std::string token = data.is_row() ? token_input(declared, options).name : "";
   for (const DeclaredInput& input : declared.inputs) {
     if (options.bind.contains(input.name)) continue;
-    if (data.is_row() ? input.name == token : data.find(input.name) >= 0) {
+    if (data.is_row() ? input.name == token : data.field(input.name) != nullptr) {
       binding.fed.push_back({.input = input.name, .field = data.is_row() ? "input_ids" : input.name});
     } else if (causal && constant_kind(input.name)) {
       constants.push_back(&input);
@@ -144,6 +135,8 @@ void divide(const Declared& declared, const Options& options, const DataSet& dat
   }
   if (binding.fed.empty()) throw error(ErrorCode::data, "{}: feeds none of the model's inputs", data.path());
 }
+
+int64_t usual_batch(const Options& options) { return options.batch_size > 0 ? options.batch_size : kDefaultBatch; }
 
 // The batch size, from the first of: the model's file, --shape, --batch-size, 8.
 int64_t find_batch(const Declared& declared, const Options& options, const Sizes& sizes, Binding& binding) {
@@ -165,7 +158,7 @@ int64_t find_batch(const Declared& declared, const Options& options, const Sizes
     throw error(ErrorCode::usage, "`batch_size` {} contradicts the batch of {} that {} of input '{}'", options.batch_size, *batch,
                 binding.batch_is_fixed ? "the model's file fixes as first dimension" : "`shapes` gives as first dimension", source);
   }
-  return batch ? *batch : options.batch_size > 0 ? options.batch_size : kDefaultBatch;
+  return batch ? *batch : usual_batch(options);
 }
 
 int64_t find_sequence(const DeclaredInput& input, const Options& options, const Sizes& sizes) {
@@ -186,8 +179,8 @@ int64_t find_sequence(const DeclaredInput& input, const Options& options, const 
 // How long the samples of arrays are: as those of 'input_ids', else as `seq_length` says, where an input of whole numbers is so long; 0:
 // that isn't known.
 int64_t sequence_of_arrays(const Options& options, const DataSet& data, const Binding& binding) {
-  if (const int tokens = data.find("input_ids"); tokens >= 0 && data.fields()[static_cast<size_t>(tokens)].shape.size() == 1) {
-    const int64_t length = data.fields()[static_cast<size_t>(tokens)].shape[0];
+  if (const Field* tokens = data.field("input_ids"); tokens != nullptr && tokens->shape.size() == 1) {
+    const int64_t length = tokens->shape[0];
     if (options.seq_length > 0 && options.seq_length != length) {
       throw error(ErrorCode::usage, "`seq_length` {} contradicts {}, whose samples are {} tokens long", options.seq_length, data.path(),
                   length);
@@ -197,7 +190,7 @@ int64_t sequence_of_arrays(const Options& options, const DataSet& data, const Bi
   if (options.seq_length == 0) return 0;
   bool fits = false;  // also arrays of other numbers, whose samples are no tokens
   for (const FedInput& fed : binding.fed) {
-    const Field& field = data.fields()[static_cast<size_t>(data.find(fed.field))];
+    const Field& field = *data.field(fed.field);
     if (field.shape.empty() || field.shape[0] != options.seq_length) continue;
     if (!is_float(field.element)) return options.seq_length;
     fits = true;
@@ -257,10 +250,11 @@ ConstantInput given_input(const DeclaredInput& input, const std::string& text, c
   }
   const bool is_file = text.starts_with('@'), is_list = !is_file && text.find(',') != std::string::npos;
   const bool may_be_batch = !input.dims.empty() && unnamed(input.dims[0]) && !(is_list && input.dims.size() == 1);
-  const bool is_asked = may_be_batch && constant.shape[0] >= 0;
-  if (may_be_batch && !is_asked && !is_file) constant.shape[0] = binding.batch;
+  // A number fills a batch of any size. What `shapes` or a file says may be as long as a batch of 1 by chance.
+  const bool fills = may_be_batch && !is_file && constant.shape[0] < 0;
+  if (fills) constant.shape[0] = binding.batch;
   constant.shape = bound_value(input.name, text, input.dtype, constant.shape).shape;  // throws where it can't be
-  if (may_be_batch && constant.shape[0] == binding.batch && (binding.batch > 1 || !(is_asked || is_file))) constant.first_is_batch = true;
+  if (fills || (may_be_batch && binding.batch > 1 && constant.shape[0] == binding.batch)) constant.first_is_batch = true;
   return constant;
 }
 
@@ -335,6 +329,23 @@ std::optional<int64_t> fixed_size(const std::string& dim) {
   return size;
 }
 
+std::optional<int64_t> asked_size(const DeclaredInput& input, size_t axis, const std::map<std::string, int64_t>& shapes) {
+  if (const auto size = fixed_size(input.dims[axis])) return size;
+  for (const std::string& key : {axis_name(input, axis), input.dims[axis]}) {
+    if (const auto found = shapes.find(key); found != shapes.end()) return found->second;
+  }
+  return std::nullopt;
+}
+
+int64_t likely_batch(const Declared& declared, const Options& options) {
+  const bool causal = options.task == "causal-lm";
+  for (const DeclaredInput& input : declared.inputs) {
+    if (input.dims.empty() || options.bind.contains(input.name) || (causal && constant_kind(input.name))) continue;
+    if (const auto size = asked_size(input, 0, options.shapes)) return *size;
+  }
+  return usual_batch(options);
+}
+
 ImportOptions import_options(const Options& options) {
   return {.shapes = options.shapes,
           .bound_inputs = {},
@@ -359,16 +370,6 @@ std::set<size_t> outputs_read_of(const Graph& graph, const std::vector<std::stri
       places.insert(i);
   }
   return places;
-}
-
-std::byte* take_corner(std::byte* out, const std::byte* in, std::span<const int64_t> from, std::span<const int64_t> to, int64_t element) {
-  const int64_t inner = std::accumulate(from.begin() + 1, from.end(), element, std::multiplies<>());
-  if (std::equal(from.begin() + 1, from.end(), to.begin() + 1)) {
-    std::memmove(out, in, static_cast<size_t>(to[0] * inner));
-    return out + to[0] * inner;
-  }
-  for (int64_t i = 0; i < to[0]; ++i) out = take_corner(out, in + i * inner, from.subspan(1), to.subspan(1), element);
-  return out;
 }
 
 bool Binding::is_length(const std::string& name) const {
@@ -401,14 +402,14 @@ ImportOptions Binding::import_options(int64_t size, int64_t length, const Option
 void bind_lengths(const Declared& declared, const Options& options, const DataSet& data, Binding& binding) {
   if (options.length_buckets.empty()) return;
   if (data.is_row()) throw error(ErrorCode::usage, "{}: is cut into samples of one length: `length_buckets` are for arrays", data.path());
-  const int mask = data.find(kLengthField);
-  if (mask < 0 || data.fields()[static_cast<size_t>(mask)].shape.size() != 1)
+  const Field* mask = data.field(kLengthField);
+  if (mask == nullptr || mask->shape.size() != 1)
     throw error(ErrorCode::data, "{}: has no array '{}' of two dimensions, which would say how long each sample is (`length_buckets`)",
                 data.path(), kLengthField);
-  binding.sequence = data.fields()[static_cast<size_t>(mask)].shape[0];
+  binding.sequence = mask->shape[0];
   for (const FedInput& fed : binding.fed) {
     const DeclaredInput& input = *find_input(declared, fed.input);
-    const Field& field = data.fields()[static_cast<size_t>(data.find(fed.field))];
+    const Field& field = *data.field(fed.field);
     if (input.dims.size() < 2 || fixed_size(input.dims[1]) || field.shape[0] != binding.sequence) continue;
     binding.length_names.push_back(dimension_name(input, 1));
   }
@@ -466,7 +467,7 @@ Binding bind_inputs(const Declared& declared, const Options& options, DataSet& d
 
   for (const FedInput& fed : binding.fed) {
     const DeclaredInput& input = *find_input(declared, fed.input);
-    const Field& field = data.fields()[static_cast<size_t>(data.find(fed.field))];
+    const Field& field = *data.field(fed.field);
     if (field.shape.size() + 1 != input.dims.size()) {
       throw error(ErrorCode::data, "{}: array '{}' has samples of shape {}, input '{}' wants {} dimensions after the batch", data.path(),
                   field.name, to_string(field.shape), input.name, input.dims.size() - 1);

@@ -5,10 +5,9 @@
 
 #pragma once
 
-#include <cstddef>
+#include <cstdint>
 #include <map>
 #include <optional>
-#include <span>
 #include <string>
 #include <vector>
 
@@ -25,6 +24,12 @@ inline constexpr int64_t kDefaultBatch = 8;  // samples, where neither the model
 
 // The size of a dimension of DeclaredInput::dims that the file fixes.
 std::optional<int64_t> fixed_size(const std::string& dim);
+// What the file, or `shapes`, says of a dimension of an input.
+std::optional<int64_t> asked_size(const DeclaredInput& input, size_t axis, const std::map<std::string, int64_t>& shapes);
+
+// The batch that a job is likely to have, where its data aren't known yet: the first size that the file or `shapes` gives an input that
+// data may feed; else `batch_size`, or 8.
+int64_t likely_batch(const Declared& declared, const Options& options);
 
 // The importer's options, without bound inputs.
 ImportOptions import_options(const Options& options);
@@ -63,9 +68,6 @@ struct Binding {
   // What import needs for a batch of this size, and samples of this length (of a job without lengths: `sequence`).
   ImportOptions import_options(int64_t batch, int64_t length, const Options& options) const;
 };
-
-// Moves what of a tensor of shape `from` lies in its first corner of shape `to` to `out`, which may be where it begins. Returns its end.
-std::byte* take_corner(std::byte* out, const std::byte* in, std::span<const int64_t> from, std::span<const int64_t> to, int64_t element);
 
 // Cuts `data` into samples where it is one long row. Throws Error(usage) or Error(data).
 Binding bind_inputs(const Declared& declared, const Options& options, DataSet& data);

@@ -32,18 +32,18 @@ int64_t reserve_for(const ProcessFootprint& footprint) {
                         kInstruction * footprint.instructions + kKernel * footprint.kernels + kFileNode * footprint.file_nodes +
                         kTensor * footprint.parameters + footprint.constant_bytes + footprint.data_bytes + footprint.merging_bytes +
                         (footprint.disk ? kDisk : 0);
-  return in_whole(kMB, bytes);
+  return round_up(bytes, kMB);
 }
 
 // Measured beside the reserve, of jobs with next to no tensors: 6 to 14 MB for 3,600 to 6,000 instructions, 28 MB for 13,000.
 int64_t planning_bytes(const ProcessFootprint& footprint) {
   constexpr int64_t kInstruction = 3 << 10;  // another candidate's graphs, the problem and the program that are made of them
-  return footprint.whole_process ? in_whole(kMB, kInstruction * footprint.instructions) : 0;
+  return footprint.whole_process ? round_up(kInstruction * footprint.instructions, kMB) : 0;
 }
 
 int64_t raised_reserve(int64_t reserve, int64_t resident) {
   const int64_t expected = resident + 4 * kMB;
-  return expected <= reserve ? reserve : in_whole(4 * kMB, expected);
+  return expected <= reserve ? reserve : round_up(expected, 4 * kMB);
 }
 
 }  // namespace ort_train

@@ -133,7 +133,8 @@ class Check {
       find_unreached_parameters();  // of the adapters
     }
     const std::vector<ParameterGroup> groups = assign_groups(model_, options_);
-    report_.groups = describe_groups(model_.graph, groups, scaled_rate(options_, batch()), options_.weight_decay);
+    const int64_t batch = likely_batch(declared(options_.model, control_net(options_)), options_);
+    report_.groups = describe_groups(model_.graph, groups, scaled_rate(options_, batch), options_.weight_decay);
     for (const OpenDimension& dimension : open) {
       report_.dimensions.push_back(
           {.name = dimension.name, .size = dimension.size, .fits = dimension.fits, .does_not_fit = dimension.fails});
@@ -159,20 +160,6 @@ class Check {
     if (outputs_.empty())
       throw error(ErrorCode::usage, "the loss model '{}' reads none of the model's outputs, which are {}", options_.loss_model,
                   fmt::join(names, ", "));
-  }
-
-  // What a job's batch would be: that of the first input, as the file fixes it or options bind it, else the usual one.
-  int64_t batch() const {
-    const std::set<std::string> initializers = importing::initializer_names(file_.graph);
-    for (const onnx::ValueDef& input : file_.graph.inputs) {
-      if (initializers.contains(input.name) || options_.bind.contains(input.name) || input.dims.empty()) continue;
-      if (input.dims[0].size > 0) return input.dims[0].size;
-      for (const std::string& name : {input.name + ".0", input.dims[0].name}) {
-        if (const auto bound = options_.shapes.find(name); bound != options_.shapes.end()) return bound->second;
-      }
-      break;
-    }
-    return options_.batch_size > 0 ? options_.batch_size : kDefaultBatch;
   }
 
   std::string in_quotes() const { return fmt::format("'{}'", fmt::join(outputs_, "', '")); }

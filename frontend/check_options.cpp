@@ -7,12 +7,14 @@
 
 #include "frontend/adapters.h"
 #include "frontend/controlnet.h"
+#include "frontend/event_file.h"
 #include "frontend/gpu_choice.h"
 #include "frontend/loss_options.h"
 #include "frontend/loss_scaling.h"
 #include "frontend/parameter_groups.h"
 #include "frontend/precision.h"
 #include "frontend/schedule.h"
+#include "frontend/timeline.h"
 #include "graph/error.h"
 #include "passes/losses.h"
 #include "passes/optimizer.h"
@@ -41,11 +43,13 @@ void check_options(const Options& options) {
                                    {"dump_problem", &options.dump_problem},
                                    {"save_gradients", &options.save_gradients},
                                    {"save_optimizer_state", &options.save_optimizer_state},
+                                   {"logging_dir", &options.logging_dir},
+                                   {"timeline", &options.timeline},
                                    {"op_times", &options.op_times}}) {
     if (path->find('\0') != std::string::npos)
       throw error(ErrorCode::usage, "`{}` {}: holds a zero character, which no path has", name, path->substr(0, path->find('\0')));
   }
-  if (make_schedule(options.lr_scheduler_type, options.lr_scheduler_kwargs).follows_loss() && options.eval_steps == 0)
+  if (make_schedule(options.lr_scheduler_type, options.lr_scheduler_kwargs).follows_loss() && !evaluates(options))
     throw refuse("lr_scheduler_type", options.lr_scheduler_type, "follows the held-out loss: it needs evaluations (`eval_steps`)");
   check_groups(options);
   if (!options.scale_lr.empty() && options.scale_lr != "linear" && options.scale_lr != "sqrt")
@@ -112,6 +116,13 @@ void check_options(const Options& options) {
                  "limits pinned memory beside a GPU; the CPU device has no other memory than that of `budget`: leave it out");
   if (options.detect_anomaly && gpu_number(options.device) >= 0)
     throw error(ErrorCode::usage, "`detect_anomaly` looks at each node's results in the host's memory: use `device` cpu for it");
+  if (!options.timeline.empty() && gpu_number(options.device) >= 0)
+    throw error(
+        ErrorCode::usage,
+        "`timeline` tells when each node was computed, and a GPU goes on computing after work was issued: use `device` cpu for it, or "
+        "`op_times`");
+  timeline_steps(options);
+  event_folder(options);
   if (!options.dump_problem.empty() && gpu_number(options.device) >= 0)
     throw error(ErrorCode::usage, "`dump_problem` writes what a plan for the CPU with a disk solves: use `device` cpu for it");
   if (options.nvme_budget < 0) throw refuse("nvme_budget", options.nvme_budget, "is negative");
@@ -161,6 +172,19 @@ void check_options(const Options& options) {
   if (options.max_steps <= 0 && !(options.num_train_epochs > 0 && options.num_train_epochs <= kMostSteps))
     throw refuse("num_train_epochs", options.num_train_epochs, "has to be positive, and no more than can be counted");
   if (options.eval_steps < 0) throw refuse("eval_steps", options.eval_steps, "is negative");
+  for (const auto& [name, strategy] : {std::pair("eval_strategy", &options.eval_strategy), {"save_strategy", &options.save_strategy}}) {
+    if (!strategy->empty() && *strategy != kNever && *strategy != kBySteps && *strategy != kEachEpoch)
+      throw refuse(name, *strategy, "is not known: no, steps or epoch");
+  }
+  if (options.eval_strategy == kBySteps && options.eval_steps == 0)
+    throw error(ErrorCode::usage, "`eval_strategy` steps needs `eval_steps`: after how many");
+  if (!options.eval_strategy.empty() && options.eval_strategy != kBySteps && options.eval_steps > 0)
+    throw error(ErrorCode::usage, "`eval_strategy` {} and `eval_steps` {} contradict each other: give one of them", options.eval_strategy,
+                options.eval_steps);
+  const bool saves_otherwise = options.save_strategy == kEachEpoch || (options.save_strategy == kNever && options.save_steps != 0);
+  if (saves_otherwise && options.save_steps != Options{}.save_steps)
+    throw error(ErrorCode::usage, "`save_strategy` {} and `save_steps` {} contradict each other: give one of them", options.save_strategy,
+                options.save_steps);
   if (options.eval_batches < 0) throw refuse("eval_batches", options.eval_batches, "is negative");
   if (options.early_stopping_patience < 0) throw refuse("early_stopping_patience", options.early_stopping_patience, "is negative");
   if (!(options.early_stopping_threshold >= 0 && std::isfinite(options.early_stopping_threshold)))
@@ -169,10 +193,10 @@ void check_options(const Options& options) {
     throw error(ErrorCode::usage,
                 "`early_stopping_threshold` {} goes with `early_stopping_patience`, the evaluations without a better loss that end the run",
                 options.early_stopping_threshold);
-  if (options.early_stopping_patience > 0 && options.eval_steps == 0)
+  if (options.early_stopping_patience > 0 && !evaluates(options))
     throw refuse("early_stopping_patience", options.early_stopping_patience,
                  "follows the held-out loss: it needs evaluations (`eval_steps`)");
-  if (options.load_best_model_at_end && options.eval_steps == 0)
+  if (options.load_best_model_at_end && !evaluates(options))
     throw error(ErrorCode::usage, "`load_best_model_at_end` goes by the held-out loss: it needs evaluations (`eval_steps`)");
   if (options.save_steps < 0) throw refuse("save_steps", options.save_steps, "is negative");
   if (options.save_total_limit < 0) throw refuse("save_total_limit", options.save_total_limit, "is negative");

@@ -85,6 +85,7 @@ Json to_json(const ScheduleState& state) {
 Json to_json(const HeldOutState& state) {
   return {{"best", state.best ? Json(*state.best) : Json(nullptr)},
           {"best_step", state.best_step},
+          {"lowest", state.lowest ? Json(*state.lowest) : Json(nullptr)},
           {"without_better", state.without_better},
           {"is_due", state.is_due},
           {"log_line", state.log_line}};
@@ -124,10 +125,13 @@ HeldOutState held_out_of(const Json& json, int64_t step) {
   HeldOutState state;
   if (const Json& best = json.at("best"); !best.is_null()) state.best = best.get<double>();
   json.at("best_step").get_to(state.best_step);
+  state.lowest = state.best;  // older ones say no more
+  if (const auto lowest = json.find("lowest"); lowest != json.end() && !lowest->is_null()) state.lowest = lowest->get<double>();
   json.at("without_better").get_to(state.without_better);
   json.at("is_due").get_to(state.is_due);
   json.at("log_line").get_to(state.log_line);
-  if (state.best_step < 0 || state.best_step > step || state.without_better < 0 || (state.best_step > 0) != state.best.has_value())
+  if (state.best_step < 0 || state.best_step > step || state.without_better < 0 || (state.best_step > 0) != state.best.has_value() ||
+      (state.best && *state.lowest > *state.best))
     throw error(ErrorCode::corrupt, "evaluations that can't have been");
   return state;
 }
@@ -255,16 +259,6 @@ std::vector<std::pair<std::string, SlotTable>> sharing_state_before(const std::s
   return found;
 }
 
-}  // namespace
-
-int64_t next_run(const std::string& output_dir) {
-  const int64_t now = std::chrono::duration_cast<std::chrono::nanoseconds>(std::chrono::system_clock::now().time_since_epoch()).count();
-  int64_t newest = 0;
-  for (const Candidate& candidate : find_candidates(find_checkpoints(output_dir, /*replaced=*/true), [](const auto&...) {}))
-    newest = std::max(newest, candidate.run);
-  return std::max(now, newest < std::numeric_limits<int64_t>::max() ? newest + 1 : newest);
-}
-
 // Keeps `saved`, which is new, the best, and the newest of this run before them. Once there are as many as are kept, or the run has ended,
 // all others go: those of earlier runs, and those of this run's later steps, which were skipped as damaged when it was resumed.
 void prune_checkpoints(const std::string& output_dir, const std::string& saved, const RunState& state, const KeptCheckpoints& kept) {
@@ -282,6 +276,16 @@ void prune_checkpoints(const std::string& output_dir, const std::string& saved, 
   }
   if (own < count && !kept.ends_run) return;
   for (const std::string& path : others) remove_checkpoint(path);
+}
+
+}  // namespace
+
+int64_t next_run(const std::string& output_dir) {
+  const int64_t now = std::chrono::duration_cast<std::chrono::nanoseconds>(std::chrono::system_clock::now().time_since_epoch()).count();
+  int64_t newest = 0;
+  for (const Candidate& candidate : find_candidates(find_checkpoints(output_dir, /*replaced=*/true), [](const auto&...) {}))
+    newest = std::max(newest, candidate.run);
+  return std::max(now, newest < std::numeric_limits<int64_t>::max() ? newest + 1 : newest);
 }
 
 std::vector<std::string> checkpoints_newer_than(const std::string& output_dir, const std::string& path) {
@@ -352,6 +356,11 @@ std::string save_checkpoint(const std::string& output_dir, const RunState& state
 }
 
 bool is_in_state_file(const std::string& folder) { return table_in(folder).has_value(); }
+
+std::string state_id(const std::string& folder) {
+  const std::optional<SlotTable> table = table_in(folder);
+  return table ? table->id : std::string();
+}
 
 std::optional<RunState> saved_state(const std::string& folder) { return read_from_manifest(folder, "state", state_of); }
 

@@ -101,8 +101,6 @@ struct KeptCheckpoints {
 // already, with the slots for as many checkpoints as are kept; null: they are written out.
 std::string save_checkpoint(const std::string& output_dir, const RunState& state, const CheckpointContent& content,
                             const KeptCheckpoints& kept, StateFile* slots = nullptr);
-// Removes as save_checkpoint() does, after `saved`, the newest of this run.
-void prune_checkpoints(const std::string& output_dir, const std::string& saved, const RunState& state, const KeptCheckpoints& kept);
 
 // What a run that begins now is called (RunState::run): the time in nanoseconds, or more where the folder has a run that is called so or
 // later, be it that the clock was set back. So the largest number is always the run that was begun last.
@@ -121,8 +119,9 @@ Loaded load_checkpoint(const std::string& output_dir, const CheckpointContent& c
 // Reads the checkpoint in `folder` into the content's tensors, which are those of the run that has saved it, at any moment of it. Throws
 // Error(corrupt or io).
 void reload_checkpoint(const std::string& folder, const RunState& of, const CheckpointContent& content, const std::string& nvme_path);
-// Whether its tensors are in a state file.
+// Whether its tensors are in a state file, and in which (SlotTable::id; empty: in none, or it can't be read).
 bool is_in_state_file(const std::string& folder);
+std::string state_id(const std::string& folder);
 
 // What the checkpoint in `folder` says of its run; none where it can't be read.
 std::optional<RunState> saved_state(const std::string& folder);

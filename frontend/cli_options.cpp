@@ -5,14 +5,14 @@
 
 #include <CLI/CLI.hpp>
 #include <algorithm>
-#include <charconv>
 #include <cstdlib>
 #include <map>
-#include <nlohmann/json.hpp>
 #include <vector>
 
+#include "frontend/cli_config.h"
 #include "frontend/cli_recipes.h"
 #include "frontend/cli_unknown.h"
+#include "frontend/cli_values.h"
 
 namespace ort_train {
 namespace {
@@ -29,108 +29,11 @@ constexpr const char* kFooter =
     "8 corrupt checkpoint, 9 no usable GPU, or it failed, 129 / 130 / 138 / 143 / 152 interrupted (SIGHUP, SIGINT, SIGUSR1, SIGTERM, "
     "SIGXCPU) and saved.";
 
-Error usage(const std::string& text) { return Error(ErrorCode::usage, text); }
-
-// "NAME=NUMBER"; false where it is none.
-template <typename Number> bool split_number(const std::string& item, std::string& name, Number& number) {
-  const size_t equals = item.rfind('=');
-  if (equals == std::string::npos || equals == 0 || equals + 1 == item.size()) return false;
-  name = item.substr(0, equals);
-  const char* const end = item.data() + item.size();
-  const auto [stop, code] = std::from_chars(item.data() + equals + 1, end, number);
-  return code == std::errc() && stop == end;
-}
-
-// Of a list that commas separate; empty text is one empty item.
-std::vector<std::string> items_of(const std::string& text) {
-  std::vector<std::string> items;
-  for (size_t at = 0; at <= text.size();) {
-    const size_t end = std::min(text.find(',', at), text.size());
-    items.push_back(text.substr(at, end - at));
-    at = end + 1;
-  }
-  return items;
-}
-
-// "batch=4,sequence=512"
-void add_shapes(const std::string& text, std::map<std::string, int64_t>& shapes) {
-  for (const std::string& item : items_of(text)) {
-    const size_t equals = item.rfind('=');
-    if (equals == std::string::npos || equals == 0 || equals + 1 == item.size())
-      throw usage(fmt::format("--shape '{}' is not name=value", item));
-    const std::string name = item.substr(0, equals), size = item.substr(equals + 1);
-    if (const std::string wrong = misread_value("--shape " + name, size, "INT"); !wrong.empty()) throw usage(wrong);
-    CLI::detail::lexical_cast(size, shapes[name]);
-  }
-}
-
-// "64,128,256"
-std::vector<int64_t> whole_numbers(const char* option, const std::string& text) {
-  std::vector<int64_t> numbers;
-  for (const std::string& item : items_of(text)) {
-    if (item.empty()) throw usage(fmt::format("{} '{}' is no list of numbers separated by commas", option, text));
-    if (const std::string wrong = misread_value(option, item, "INT"); !wrong.empty()) throw usage(wrong);
-    CLI::detail::lexical_cast(item, numbers.emplace_back());
-  }
-  return numbers;
-}
-
-// "num_cycles=2,power=1", or {"num_cycles": 2}; of JSON, null is as if it weren't given.
-void add_scheduler_arguments(const std::string& text, std::map<std::string, std::string>& arguments) {
-  const auto refuse = [&](const std::string& item, const char* why) {
-    return usage(fmt::format("--lr-scheduler-kwargs '{}' {}", item, why));
-  };
-  if (text.find_first_not_of(' ') != std::string::npos && text[text.find_first_not_of(' ')] == '{') {
-    const auto json = nlohmann::json::parse(text, nullptr, /*allow_exceptions=*/false);
-    if (!json.is_object()) throw refuse(text, "is no JSON object");
-    for (const auto& [name, value] : json.items()) {
-      if (value.is_null()) continue;
-      if (!value.is_number() && !value.is_string()) throw refuse(name, "has to be a number or a string");
-      arguments[name] = value.is_string() ? value.get<std::string>() : value.dump();
-    }
-    return;
-  }
-  for (size_t at = 0; at < text.size();) {
-    const size_t end = std::min(text.find(',', at), text.size());
-    const std::string item = text.substr(at, end - at);
-    const size_t equals = item.find('=');
-    if (equals == std::string::npos || equals == 0) throw refuse(item, "is not name=value");
-    std::string name = item.substr(0, equals);
-    std::replace(name.begin(), name.end(), '-', '_');
-    arguments[name] = item.substr(equals + 1);
-    at = end + 1;
-  }
-}
-
-// "h.*.bias:weight_decay=0,lr=1e-4"
-ParamGroup parse_param_group(const std::string& text) {
-  const auto refuse = [&](const std::string& why) { return usage(fmt::format("--param-group '{}': {}", text, why)); };
-  const size_t colon = text.rfind(':');
-  if (colon == std::string::npos || colon == 0 || text.find('=', colon) == std::string::npos) throw refuse("is not PATTERN:key=value,...");
-  ParamGroup group{.pattern = text.substr(0, colon)};
-  for (size_t at = colon + 1; at < text.size();) {
-    const size_t end = std::min(text.find(',', at), text.size()), equals = std::min(text.find('=', at), end);
-    const std::string key = text.substr(at, equals - at), value = equals < end ? text.substr(equals + 1, end - equals - 1) : "";
-    double number = 0;
-    if (key != "lr" && key != "lr_scale" && key != "weight_decay")
-      throw refuse(fmt::format("'{}' is not known: lr, lr_scale or weight_decay", key));
-    if (value.empty() || !CLI::detail::lexical_cast(value, number)) throw refuse(fmt::format("{} '{}' is no number", key, value));
-    if (key == "lr")
-      group.lr = number;
-    else if (key == "lr_scale")
-      group.lr_scale = number;
-    else
-      group.weight_decay = number;
-    at = end + 1;
-  }
-  return group;
-}
-
 // What needs more than a conversion.
 struct Raw {
-  std::string budget, host_budget, nvme_budget, nvme_endurance, scheduler_arguments, recipe;
+  std::string budget, host_budget, nvme_budget, nvme_endurance, scheduler_arguments, recipe, best_metric;
   std::optional<std::string> length_buckets;
-  std::vector<std::string> shapes, bound, dump_after, batch_norm, dropout, selects, param_groups;
+  std::vector<std::string> shapes, bound, dump_after, batch_norm, dropout, selects, param_groups, config;
   double warmup_ratio = 0;
   bool gradient_checkpointing = false;
   bool no_checksums = false, no_shuffle = false, no_retie = false, plan = false, version = false;
@@ -186,6 +89,7 @@ void add_options(CLI::App& app, CommandLine& line, Raw& raw) {
   app.add_option("model", o.model, "the model: an ONNX file")->type_name("MODEL.onnx");
   app.set_help_flag("-h,--help", "this text");
   app.add_flag("--version", raw.version, "the version");
+  add_list("Options", "--config", raw.config, "options from this YAML file; what the command line says counts")->type_name("FILE");
 
   constexpr const char* data = "Data";
   add(data, "--data", o.data, ".txt, token .bin or .npy, .npz, .safetensors, or a folder with train and valid of one of these");
@@ -219,7 +123,8 @@ void add_options(CLI::App& app, CommandLine& line, Raw& raw) {
          "of arrays: cut each batch to the first of these lengths, separated by commas, that holds all its samples, by attention_mask")
       ->group(data);
   app.add_flag("--no-shuffle", raw.no_shuffle, "take the samples in the file's order")->group(data);
-  add(data, "--validation-split", o.validation_split, "with --eval-steps and a single data file: the share at its end that is held out");
+  add(data, "--validation-split", o.validation_split,
+      "where a run evaluates, with a single data file: the share at its end that is held out");
 
   constexpr const char* memory = "Memory";
   add(memory, "--device", o.device, "what computes: cpu, cuda, or cuda:N, the GPU of that number");
@@ -313,12 +218,13 @@ void add_options(CLI::App& app, CommandLine& line, Raw& raw) {
   app.add_flag("--tf32", o.tf32, "refused: there are no products of TF32")->group(precision);
 
   constexpr const char* adapters = "Adapters";
-  app.add_option("--lora-rank", o.lora_rank, "train small matrices of this rank beside the model's weights, which stay as they are (LoRA)")
+  app.add_option("--lora-rank,--lora-r", o.lora_rank,
+                 "train small matrices of this rank beside the model's weights, which stay as they are (LoRA)")
       ->group(adapters);
   app.add_option("--lora-alpha", o.lora_alpha, "what they give is multiplied by this / rank (default: the rank)")->group(adapters);
   app.add_option("--lora-dropout", o.lora_dropout, "share of their input that is left out in training (default: as --adapter says, else 0)")
       ->group(adapters);
-  add_list(adapters, "--lora-target", o.lora_target,
+  add_list(adapters, "--lora-target,--lora-target-modules", o.lora_target,
            "which weights have them: names of weights or modules, or their last parts (q_proj); * matches any text; repeatable "
            "(default: all products with a matrix but the head)")
       ->type_name("PATTERN");
@@ -359,6 +265,9 @@ void add_options(CLI::App& app, CommandLine& line, Raw& raw) {
   add(length, "--num-train-epochs", o.num_train_epochs, "passes over the training data");
   add(length, "--gradient-accumulation-steps", o.gradient_accumulation_steps, "micro-batches in an optimizer step");
   app.add_option("--eval-steps", o.eval_steps, "evaluate every N steps and at the end (default: never)")->group(length);
+  app.add_option("--eval-strategy", o.eval_strategy,
+                 "no, steps (--eval-steps) or epoch: after each and at the end (default: by --eval-steps)")
+      ->group(length);
   app.add_option("--eval-batches", o.eval_batches, "at most N batches in an evaluation (default: all)")->group(length);
   app.add_option("--early-stopping-patience", o.early_stopping_patience,
                  "end after N evaluations in a row without a better held-out loss (default: never)")
@@ -379,14 +288,22 @@ void add_options(CLI::App& app, CommandLine& line, Raw& raw) {
       ->type_name("auto|PATH");
   add(files, "--save-steps", o.save_steps,
       "write a checkpoint every N steps, at the end, when stopped and where bad data end the run (0: only at the end and when stopped)");
+  app.add_option("--save-strategy", o.save_strategy, "no, steps (--save-steps) or epoch: after each (default: steps)")->group(files);
   app.add_option("--save-total-limit", o.save_total_limit,
                  "checkpoints to keep (default: 2; with weights on a disk 1, because 2 take three slots for each tensor there)")
       ->group(files);
   app.add_flag("--load-best-model-at-end", o.load_best_model_at_end,
                "the new model has the weights of the evaluation with the lowest held-out loss, whose checkpoint is kept, not the last ones")
       ->group(files);
+  app.add_option("--metric-for-best-model", raw.best_metric, "what --load-best-model-at-end goes by: the held-out loss, eval_loss or loss")
+      ->group(files)
+      ->type_name("eval_loss");
   add(files, "--log-file", o.log_file, "write one line of JSON for each step to this file");
   add(files, "--op-times", o.op_times, "write how long each op took a step, and at what rates, as JSON to this file");
+  add(files, "--report-to", o.report_to, "write event files for tensorboard, or none (default: none, with --logging-dir tensorboard)");
+  add(files, "--logging-dir", o.logging_dir, "the folder of TensorBoard's event files (default: the folder runs in the output folder)");
+  add(files, "--timeline", o.timeline, "write what happened when in some steps to this JSON file, which Perfetto opens; on the CPU alone");
+  add(files, "--timeline-steps", o.timeline_steps, "these: FIRST-LAST, or one step (default: the second to the fourth that it makes)");
   add(files, "--logging-steps", line.logging_steps, "steps between printed lines if the output is not a terminal");
   add(files, "--save-gradients", o.save_gradients, "write every gradient of the first step that isn't skipped to this .safetensors file");
   add(files, "--save-optimizer-state", o.save_optimizer_state, "write the optimizer's state at the end to this .safetensors file");
@@ -442,60 +359,14 @@ std::string option_of(const CLI::App& app, const std::string& field) {
   return app.get_option_no_throw(name) != nullptr ? name : std::string();
 }
 
-}  // namespace
-
-std::string with_options(const std::string& sentence) {
-  if (sentence.find('`') == std::string::npos) return sentence;
-  CLI::App app;
-  CommandLine line;
-  Raw raw;
-  add_options(app, line, raw);
-  std::string text;
-  for (size_t at = 0; at < sentence.size();) {
-    const size_t open = std::min(sentence.find('`', at), sentence.size()), close = sentence.find('`', open + 1);
-    text += sentence.substr(at, open - at);
-    if (close == std::string::npos) return text + sentence.substr(open);
-    const std::string option = option_of(app, sentence.substr(open + 1, close - open - 1));
-    if (option.empty()) {
-      text += '`';
-      at = open + 1;
-      continue;
-    }
-    text += option;
-    at = close + 1;
-  }
-  return text;
-}
-
-CommandLine parse_command_line(int argc, const char* const* argv) {
-  CommandLine line;
-  std::vector<std::string> arguments;
-  for (int i = 1; i < argc; ++i) arguments.push_back(with_dashes(argv[i]));
-  if (!arguments.empty() && (arguments[0] == "check" || arguments[0] == "plan" || arguments[0] == "train" || arguments[0] == "export")) {
-    line.command = arguments[0] == "check"    ? CommandLine::Command::check
-                   : arguments[0] == "plan"   ? CommandLine::Command::plan
-                   : arguments[0] == "export" ? CommandLine::Command::export_merged
-                                              : CommandLine::Command::train;
-    arguments.erase(arguments.begin());
-  }
-
-  for (const std::string& argument : arguments) {  // CLI11 would take the next one
-    if (argument.starts_with("--") && argument.find('=') == argument.size() - 1)
-      throw usage(fmt::format("{} has no value: leave it out, or write it behind the =", argument));
-  }
-  follow_recipe(arguments);
-  CLI::App app(kDescription, "ort-train");
-  app.footer(kFooter);
-  app.allow_extras();
-  app.get_formatter()->column_width(40);
-  Raw raw;
-  add_options(app, line, raw);
+// Throws Error(usage) for what CLI11 takes otherwise than its user means it, and for what is unknown.
+void parse(CLI::App& app, std::vector<std::string> arguments, const Raw& raw, CommandLine& line) {
   std::reverse(arguments.begin(), arguments.end());  // as CLI11 wants a vector
   try {
     app.parse(arguments);
   } catch (const CLI::CallForHelp&) {
     line.text = app.help();
-    return line;
+    return;
   } catch (const CLI::ConversionError& problem) {
     for (const CLI::Option* option : app.get_options()) {
       if (is_about(problem.what(), option->get_name()) && !option->results().empty())
@@ -512,9 +383,11 @@ CommandLine parse_command_line(int argc, const char* const* argv) {
   }
   if (raw.version) {
     line.text = "ort-train " + version() + "\n";
-    return line;
+    return;
   }
-  for (const std::string& extra : app.remaining()) {
+  std::vector<std::string> extras = app.remaining();
+  std::erase(extras, "--");
+  for (const std::string& extra : extras) {
     if (!extra.starts_with("-")) continue;
     const std::string name = extra.substr(0, extra.find('='));
     std::vector<std::string> known;
@@ -523,9 +396,11 @@ CommandLine parse_command_line(int argc, const char* const* argv) {
     }
     throw usage(unknown_option(name, known));
   }
-  if (!app.remaining().empty())
-    throw usage(fmt::format("'{}' is one argument too many: there is one model, '{}'", app.remaining()[0], line.options.model));
+  if (!extras.empty()) throw usage(fmt::format("'{}' is one argument too many: there is one model, '{}'", extras[0], line.options.model));
+}
 
+// What the options that need more than a conversion say. Throws Error(usage).
+void settle(const Raw& raw, CommandLine& line) {
   Options& o = line.options;
   if (o.model.empty()) throw usage("no model is given: ort-train MODEL.onnx --data PATH (--help shows all options)");
   if (raw.plan && line.command == CommandLine::Command::train) line.command = CommandLine::Command::plan;
@@ -547,6 +422,8 @@ CommandLine parse_command_line(int argc, const char* const* argv) {
   o.nvme_checksums = !raw.no_checksums;
   if (raw.gradient_checkpointing && o.recompute != "auto")
     throw usage(fmt::format("--gradient-checkpointing leaves it to the budget, --recompute {} does not: give one of them", o.recompute));
+  if (!raw.best_metric.empty() && raw.best_metric != "eval_loss" && raw.best_metric != "loss")
+    throw usage(fmt::format("--metric-for-best-model {}: is not known here: the held-out loss decides, eval_loss", raw.best_metric));
   if (o.profile.empty()) o.profile = default_profile();
   if (raw.length_buckets) o.length_buckets = whole_numbers("--length-buckets", *raw.length_buckets);
   for (const std::string& shape : raw.shapes) add_shapes(shape, o.shapes);
@@ -585,6 +462,66 @@ CommandLine parse_command_line(int argc, const char* const* argv) {
   o.shuffle = !raw.no_shuffle;
   o.retie = !raw.no_retie;
   if (line.logging_steps < 1) throw usage("--logging-steps is at least 1");
+}
+
+}  // namespace
+
+std::string with_options(const std::string& sentence) {
+  if (sentence.find('`') == std::string::npos) return sentence;
+  CLI::App app;
+  CommandLine line;
+  Raw raw;
+  add_options(app, line, raw);
+  std::string text;
+  for (size_t at = 0; at < sentence.size();) {
+    const size_t open = std::min(sentence.find('`', at), sentence.size()), close = sentence.find('`', open + 1);
+    text += sentence.substr(at, open - at);
+    if (close == std::string::npos) return text + sentence.substr(open);
+    const std::string option = option_of(app, sentence.substr(open + 1, close - open - 1));
+    if (option.empty()) {
+      text += '`';
+      at = open + 1;
+      continue;
+    }
+    text += option;
+    at = close + 1;
+  }
+  return text;
+}
+
+CommandLine parse_command_line(int argc, const char* const* argv) {
+  CommandLine line;
+  std::vector<std::string> arguments(argv + std::min(argc, 1), argv + argc);
+  const auto end = std::find(arguments.begin(), arguments.end(), "--");  // of the options
+  std::transform(arguments.begin(), end, arguments.begin(), with_dashes);
+  if (!arguments.empty() && (arguments[0] == "check" || arguments[0] == "plan" || arguments[0] == "train" || arguments[0] == "export")) {
+    line.command = arguments[0] == "check"    ? CommandLine::Command::check
+                   : arguments[0] == "plan"   ? CommandLine::Command::plan
+                   : arguments[0] == "export" ? CommandLine::Command::export_merged
+                                              : CommandLine::Command::train;
+    arguments.erase(arguments.begin());
+  }
+
+  for (const std::string& argument : arguments) {  // CLI11 would take the next one
+    if (argument.starts_with("--") && argument.find('=') == argument.size() - 1)
+      throw usage(fmt::format("{} has no value: leave it out, or write it behind the =", argument));
+  }
+  CLI::App app(kDescription, "ort-train");
+  app.footer(kFooter);
+  app.allow_extras();
+  app.get_formatter()->column_width(40);
+  Raw raw;
+  add_options(app, line, raw);
+  const ConfigFiles files(app, arguments);
+  follow_recipe(arguments);
+  try {
+    parse(app, std::move(arguments), raw, line);
+    if (!line.text.empty()) return line;
+    if (line.options.model.empty()) line.options.model = files.model();
+    settle(raw, line);
+  } catch (const Error& problem) {
+    throw Error(problem.code(), files.with_place(problem.what()));
+  }
   return line;
 }
 

@@ -54,7 +54,7 @@ void follow_recipe(std::vector<std::string>& arguments) {
   if (!name) return;
   const auto recipe = std::find_if(recipes().begin(), recipes().end(), [&](const Recipe& known) { return known.name == *name; });
   if (recipe == recipes().end()) throw Error(ErrorCode::usage, fmt::format("--recipe '{}' is not known: qlora or bitfit", *name));
-  const auto has = [&](const std::string& option) { return value_of(arguments, option).has_value(); };
+  const auto has = [&](const std::string& option) { return value_of(arguments, option).value_or("false") != "false"; };
   std::vector<std::string> all;  // the recipe's come first: what is given counts, being the last, and lists go on with it
   for (const auto& [preset, value] : recipe->options) {
     const bool is_said_otherwise = (preset == "--bf16" && (has("--fp32") || has("--fp16") || has("--bf16-full"))) ||

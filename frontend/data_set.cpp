@@ -8,6 +8,7 @@
 #include <utility>
 
 #include "frontend/file.h"
+#include "frontend/json_lines.h"
 #include "frontend/npz.h"
 #include "frontend/safetensors.h"
 #include "graph/error.h"
@@ -216,7 +217,7 @@ class ArrayFile : public DataSet {
       else if (array.shape.empty())
         field.unusable = fmt::format("{}: array '{}' is a single number; its first axis should be the samples", path, array.name);
       else
-        field.shape = Shape(array.shape.begin() + 1, array.shape.end());
+        field.shape = array.shape.from(1);
     }
     for (const Field& field : fields_) used_.push_back(field.unusable.empty());
     const auto first = std::find(used_.begin(), used_.end(), true);  // until it is known which are needed
@@ -274,10 +275,18 @@ class ArrayFile : public DataSet {
   std::vector<std::vector<std::byte>> unpacked_;
 };
 
-constexpr const char* kEndings[] = {".txt", ".bin", ".npy", ".npz", ".safetensors"};
+constexpr const char* kEndings[] = {".txt", ".bin", ".npy", ".npz", ".safetensors", ".jsonl", ".ndjson"};
 
-std::unique_ptr<DataSet> open_file(const std::string& path, const std::string& model, const std::string& token_type,
-                                   std::unique_ptr<Vocabulary>& vocabulary) {
+// What opens one file.
+struct Opener {
+  const std::string& model;
+  const std::string& token_type;
+  const LineOptions& lines;
+
+  std::unique_ptr<DataSet> open(const std::string& path, std::unique_ptr<Vocabulary>& vocabulary) const;
+};
+
+std::unique_ptr<DataSet> Opener::open(const std::string& path, std::unique_ptr<Vocabulary>& vocabulary) const {
   const std::string ending = std::filesystem::path(path).extension().string();
   if (ending == ".txt") {
     if (!vocabulary) vocabulary = std::make_unique<Vocabulary>(Vocabulary::beside(model));
@@ -286,8 +295,9 @@ std::unique_ptr<DataSet> open_file(const std::string& path, const std::string& m
   if (ending == ".bin") return std::make_unique<TokenFile>(path, token_type == "uint32" ? Element::uint32 : Element::uint16);
   if (ending == ".npy") return std::make_unique<TokenArray>(path);
   if (ending == ".npz" || ending == ".safetensors") return std::make_unique<ArrayFile>(path);
-  throw error(ErrorCode::data, "{}: data is .txt, .bin, .npy, .npz or .safetensors, or a folder with train and valid of one of these",
-              path);
+  if (ending == ".jsonl" || ending == ".ndjson") return std::make_unique<JsonLines>(path, lines);
+  throw error(ErrorCode::data,
+              "{}: data is .txt, .bin, .npy, .npz, .safetensors or .jsonl, or a folder with train and valid of one of these", path);
 }
 
 // The one file of a folder that has one of these stems.
@@ -304,14 +314,17 @@ std::optional<std::string> find_in_folder(const std::string& folder, std::initia
   return found;
 }
 
-void open_valid(DataSets& sets, const std::string& folder, const std::string& model, const std::string& token_type) {
+void open_valid(DataSets& sets, const std::string& folder, const Opener& opener) {
   const auto file = find_in_folder(folder, {"valid", "val", "validation"});
   if (!file) return;
-  std::unique_ptr<DataSet> valid = open_file(*file, model, token_type, sets.vocabulary);
+  std::unique_ptr<DataSet> valid = opener.open(*file, sets.vocabulary);
   if (valid->is_row() != sets.train->is_row()) {
     throw error(ErrorCode::data, "{} and {}: one holds arrays, the other a text or tokens: give both in the same form", sets.train->path(),
                 *file);
   }
+  auto* const lines = dynamic_cast<JsonLines*>(sets.train.get());
+  auto* const valid_lines = dynamic_cast<JsonLines*>(valid.get());
+  if (lines != nullptr && valid_lines != nullptr) JsonLines::match(*lines, *valid_lines);
   sets.valid = std::move(valid);
 }
 
@@ -326,6 +339,11 @@ int DataSet::find(std::string_view field) const {
   return -1;
 }
 
+const Field* DataSet::field(std::string_view name) const {
+  const int index = find(name);
+  return index < 0 ? nullptr : &fields_[static_cast<size_t>(index)];
+}
+
 bool DataSet::was_written_to() const { return !file_.stamp().has_content_of(opened_); }
 
 std::string DataSets::content_hash() const {
@@ -334,22 +352,26 @@ std::string DataSets::content_hash() const {
 
 bool DataSets::was_written_to() const { return train->was_written_to() || (valid && valid->was_written_to()); }
 
-DataSets open_data(const std::string& path, const std::string& model, const std::string& token_type, ValidFile valid) {
+DataSets open_data(const std::string& path, const std::string& model, const std::string& token_type, ValidFile valid,
+                   const LineOptions& lines) {
   if (token_type != "uint16" && token_type != "uint32")
     throw error(ErrorCode::usage, "`token_type` {} is not known: uint16 or uint32", token_type);
   if (!exists(path)) throw error(ErrorCode::data, "{}: there is no such file or folder", path);
   DataSets sets;
+  const Opener opener{.model = model, .token_type = token_type, .lines = lines};
   std::error_code code;
   if (!std::filesystem::is_directory(path, code)) {
-    sets.train = open_file(path, model, token_type, sets.vocabulary);
+    sets.train = opener.open(path, sets.vocabulary);
     return sets;
   }
   const auto train = find_in_folder(path, {"train"});
-  if (!train) throw error(ErrorCode::data, "{}: the folder has no train.txt, train.bin, train.npy, train.npz or train.safetensors", path);
-  sets.train = open_file(*train, model, token_type, sets.vocabulary);
+  if (!train)
+    throw error(ErrorCode::data, "{}: the folder has no train.txt, train.bin, train.npy, train.npz, train.safetensors or train.jsonl",
+                path);
+  sets.train = opener.open(*train, sets.vocabulary);
   if (valid == ValidFile::ignored) return sets;
   try {
-    open_valid(sets, path, model, token_type);
+    open_valid(sets, path, opener);
   } catch (const Error& problem) {
     if (valid == ValidFile::needed) throw;
     sets.valid_problem = problem.what();

@@ -1,11 +1,14 @@
 // DataSet: samples by index, read from disk when asked for.
 //
-// A sample has fields, one an array of numbers: "input_ids" of text and token files, one field an array of .npz and .safetensors files.
-// Such files may have other arrays, too, which can't be samples: nobody has to read them. Nothing is held in memory but an index of 8
-// bytes a 4,096 characters of text, and compressed arrays that are used, which are unpacked. A DataSet belongs to one thread at a time.
+// A sample has fields, one an array of numbers: "input_ids" of text and token files, one field an array of .npz and .safetensors files, one
+// a key of JSON lines (json_lines.h). Such files may have others, too, which can't be samples: nobody has to read them. Nothing is held in
+// memory but an index, 8 bytes a 4,096 characters of text or 16 lines of JSON, and compressed arrays that are used, which are unpacked. A
+// DataSet belongs to one thread at a time.
 
 #pragma once
 
+#include <cstdint>
+#include <map>
 #include <memory>
 #include <set>
 #include <span>
@@ -24,6 +27,7 @@ struct Field {
   Element element = Element::int64;
   Shape shape;             // of one sample
   std::string unusable{};  // why it has no samples that could be read, as a sentence; empty: it has
+  bool is_padded = false;  // some samples are shorter, and end with padding that the file doesn't have
   int64_t bytes() const { return element_count(shape) * size_of(element); }
 };
 
@@ -36,12 +40,19 @@ class DataSet {
   const std::vector<Field>& fields() const { return fields_; }
   // Index of a field, -1 where there is none. Throws Error(data) for one that is unusable.
   int find(std::string_view field) const;
-  // The fields that are read from now on, of those that there are: how many samples there are is what all of them have. Throws Error(data)
-  // where they differ in that, or there are none.
+  // The same, as the field itself; null where there is none.
+  const Field* field(std::string_view name) const;
+  // From now on only these fields are read, of those that there are. All must have the same number of samples, which samples() then is.
+  // Throws Error(data) where they differ in that, or there are none.
   virtual void use(const std::set<std::string>& /*fields*/) {}
   // Text and tokens: a long row that has to be cut into samples. Throws Error(data) where not even one comes out.
   virtual bool is_row() const { return false; }
   virtual void cut(int64_t /*sample_length*/) {}
+
+  // Whether int64 fields may stand for floating-point numbers, because the file writes both alike.
+  virtual bool has_plain_numbers() const { return false; }
+  // What was done to samples of other lengths, as a sentence; empty: nothing.
+  virtual std::string note() const { return {}; }
 
   // One field of one sample, as the bytes of its elements.
   virtual void read(size_t field, int64_t sample, std::span<std::byte> to) = 0;
@@ -77,6 +88,13 @@ struct DataSets {
   bool was_written_to() const;       // one of them
 };
 
+// How lines of JSON become samples.
+struct LineOptions {
+  std::map<std::string, int64_t> labels{{"labels", -100}};  // of each field of labels, what its padding is
+  int64_t length = 0;                                       // of samples of tokens: longer ones are cut; 0: as long as the longest
+  bool always_masks = true;                                 // a field 'attention_mask' of ones also where no sample is padded
+};
+
 enum class ValidFile : uint8_t {
   needed,
   optional,  // one that can't be opened is left out (DataSets::valid_problem)
@@ -85,6 +103,7 @@ enum class ValidFile : uint8_t {
 
 // Opens a file, or a folder with train.* and valid.* (val.*, validation.*). `model` says where the vocabulary of text lies; `token_type` is
 // uint16 or uint32. Throws Error(data).
-DataSets open_data(const std::string& path, const std::string& model, const std::string& token_type, ValidFile valid = ValidFile::needed);
+DataSets open_data(const std::string& path, const std::string& model, const std::string& token_type, ValidFile valid = ValidFile::needed,
+                   const LineOptions& lines = {});
 
 }  // namespace ort_train

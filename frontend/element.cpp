@@ -3,7 +3,9 @@
 #include <algorithm>
 #include <cmath>
 #include <cstring>
+#include <functional>
 #include <limits>
+#include <numeric>
 #include <type_traits>
 
 #include "graph/error.h"
@@ -188,6 +190,16 @@ int sign_at(Element element, std::span<const std::byte> bytes, int64_t i) {
   const bool is_zero =
       last == std::byte{0} && std::all_of(number.begin(), number.end() - 1, [](std::byte byte) { return byte == std::byte{0}; });
   return is_zero ? 0 : has_sign && (number.back() & kSign) != std::byte{0} ? -1 : 1;
+}
+
+std::byte* take_corner(std::byte* out, const std::byte* in, std::span<const int64_t> from, std::span<const int64_t> to, int64_t element) {
+  const int64_t inner = std::accumulate(from.begin() + 1, from.end(), element, std::multiplies<>());
+  if (std::equal(from.begin() + 1, from.end(), to.begin() + 1)) {
+    std::memmove(out, in, static_cast<size_t>(to[0] * inner));
+    return out + to[0] * inner;
+  }
+  for (int64_t i = 0; i < to[0]; ++i) out = take_corner(out, in + i * inner, from.subspan(1), to.subspan(1), element);
+  return out;
 }
 
 }  // namespace ort_train

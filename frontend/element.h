@@ -25,5 +25,8 @@ bool converts(Element from, DType to);
 int64_t convert(Element from, std::span<const std::byte> bytes, DType to, std::span<std::byte> result);
 // Whether element i is below 0 (-1), 0, or neither (1).
 int sign_at(Element element, std::span<const std::byte> bytes, int64_t i);
+// Copies the part of a tensor of shape `from` whose indices lie below `to`, packed, to `out`, which may be `in`. Returns its end.
+// `element`: bytes.
+std::byte* take_corner(std::byte* out, const std::byte* in, std::span<const int64_t> from, std::span<const int64_t> to, int64_t element);
 
 }  // namespace ort_train

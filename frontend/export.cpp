@@ -23,6 +23,7 @@ struct OutputFile {
   std::string from, to;
   std::string name;      // relative to the folder of `to`
   std::string location;  // relative to the model's folder; empty: the model itself
+  std::string way_on{};  // what the user does when it can be copied again
 
   bool is_new() const { return from.empty(); }  // of what is added alone
 };
@@ -48,22 +49,27 @@ void check_unchanged(const OutputFile& file, const File& from, const ModelInfo& 
   const FileStamp now = from.stamp(), &was = model.stamps.at(file.location);
   if (now == was) return;
   const auto hash = model.hashes.find(file.location);
-  const bool is_known = hash != model.hashes.end();
-  if (now.has_content_of(was) && is_known && hash_sampled(from) == hash->second) return;
-  if (now.has_content_of(was) && !is_known)
-    throw error(ErrorCode::io,
-                "'{}' has other permissions or names than when it was imported, and whether it was written to isn't known, so the new "
-                "weights aren't put into a copy of it: if it wasn't, go on with `resume`",
-                file.from);
+  if (now.has_content_of(was)) {
+    if (hash == model.hashes.end())
+      throw error(ErrorCode::io,
+                  "'{}' has other permissions or names than when it was imported, and whether it was written to isn't known, so the new "
+                  "weights aren't put into a copy of it: if it wasn't, {}",
+                  file.from, file.way_on);
+    if (hash_sampled(from) == hash->second) return;
+  }
   throw error(ErrorCode::io,
-              "'{}' was changed since it was imported, so the new weights can't be put into a copy of it: put back what it was, and go on "
-              "with `resume`",
-              file.from);
+              "'{}' was changed since it was imported, so the new weights can't be put into a copy of it: put back what it was, and {}",
+              file.from, file.way_on);
 }
 
-// With the same care as at import, and as it was then.
+// With the same care as at import.
+File open_from(const OutputFile& file, const ModelInfo& model) {
+  return file.location.empty() ? File::open(file.from) : File::open_beneath(file.from, folder_of(model.path));
+}
+
+// The same, as it was then.
 File open_source(const OutputFile& file, const ModelInfo& model) {
-  File from = file.location.empty() ? File::open(file.from) : File::open_beneath(file.from, folder_of(model.path));
+  File from = open_from(file, model);
   check_unchanged(file, from, model);
   return from;
 }
@@ -228,7 +234,7 @@ void remember_contents(ModelInfo& model) {
   for (const OutputFile& file : output_files(model, ".")) {
     if (file.is_new() || left <= 0) continue;
     left -= std::min(model.stamps.at(file.location).bytes, kMostHashed);
-    const File from = file.location.empty() ? File::open(file.from) : File::open_beneath(file.from, folder_of(model.path));
+    const File from = open_from(file, model);
     if (from.stamp() == model.stamps.at(file.location)) model.hashes[file.location] = hash_sampled(from);
   }
 }
@@ -245,13 +251,14 @@ void check_output(const ModelInfo& model, const std::string& output_dir) {
 }
 
 std::string export_model(const ModelInfo& model, const std::vector<Weight>& weights, const WeightBytes& bytes_of,
-                         const std::string& output_dir) {
+                         const std::string& output_dir, const std::string& way_on) {
   check_output(model, output_dir);
-  const std::vector<OutputFile> files = output_files(model, output_dir);
+  std::vector<OutputFile> files = output_files(model, output_dir);
   std::vector<std::string> names;
   std::vector<NewFile> written;
   const Added added = weights_added(model, weights);
-  for (const OutputFile& file : files) {
+  for (OutputFile& file : files) {
+    file.way_on = way_on;
     std::vector<Patch> patches;
     for (const Weight& weight : weights) {
       if (weight.is_attached) continue;  // of a model that may be this very file

@@ -30,9 +30,10 @@ void remember_contents(ModelInfo& model);
 // Throws Error(usage) if the output would be the input, or would overwrite files that no run of ours wrote. Called before any work.
 void check_output(const ModelInfo& model, const std::string& output_dir);
 
-// Returns the path of the new model, OUTPUT_DIR/model.onnx.
+// Returns the path of the new model, OUTPUT_DIR/model.onnx. `way_on`: what to do when a file that has changed is put right; in a run, whose
+// weights are saved, that is to resume.
 std::string export_model(const ModelInfo& model, const std::vector<Weight>& weights, const WeightBytes& bytes_of,
-                         const std::string& output_dir);
+                         const std::string& output_dir, const std::string& way_on = "go on with `resume`");
 
 // Bytes that the exported files take.
 int64_t export_bytes(const ModelInfo& model);

@@ -40,6 +40,16 @@ void put_everywhere(std::span<std::byte> bytes, DType dtype, int64_t number) {
     put(static_cast<int32_t>(number));
 }
 
+// From int64, in their places.
+void become_doubles(std::span<std::byte> bytes) {
+  for (size_t at = 0; at + sizeof(int64_t) <= bytes.size(); at += sizeof(int64_t)) {
+    int64_t whole = 0;
+    std::memcpy(&whole, bytes.data() + at, sizeof(whole));
+    const auto number = static_cast<double>(whole);
+    std::memcpy(bytes.data() + at, &number, sizeof(number));
+  }
+}
+
 // Whether a sample of this shape is a corner of what is stored: some axes as long as the sequence are cut.
 bool is_cut_to(const Shape& sample, const Shape& stored, int64_t sequence, int64_t length) {
   return std::equal(sample.begin(), sample.end(), stored.begin(), stored.end(),
@@ -47,12 +57,6 @@ bool is_cut_to(const Shape& sample, const Shape& stored, int64_t sequence, int64
 }
 
 }  // namespace
-
-Shape without_ones(const Shape& shape) {
-  Shape others;
-  std::copy_if(shape.begin(), shape.end(), std::back_inserter(others), [](int64_t size) { return size != 1; });
-  return others;
-}
 
 int64_t index_limit(const Graph& graph, ValueId input) {
   const auto readers = graph.readers();
@@ -104,9 +108,15 @@ void Feed::add(const std::string& input, const std::string& field, ValueId value
     throw error(ErrorCode::data, "{}: array '{}' has samples of shape {}, {} wants {}", data_.path(), field, to_string(from.shape),
                 labels ? "the loss" : "input '" + input + "'", to_string(sample));
   }
-  if (!converts(from.element, wanted.dtype)) {
+  const bool is_plain = data_.has_plain_numbers() && from.element == Element::int64 && is_floating(wanted.dtype);
+  if (!is_plain && !converts(from.element, wanted.dtype)) {
     throw error(ErrorCode::data, "{}: array '{}' is {}, {} wants {}: convert it (in NumPy, with astype)", data_.path(), field,
                 to_string(from.element), labels ? "the loss" : "input '" + input + "'", to_string(wanted.dtype));
+  }
+  if (labels != nullptr && labels->kind == LabelKind::numbers && from.is_padded) {
+    throw error(ErrorCode::data,
+                "{}: array '{}' has samples of several lengths, and padding would count in a loss of numbers: give them one length",
+                data_.path(), field);
   }
   if (labels != nullptr && labels->causal && wanted.shape.size() < 2) {
     throw error(
@@ -114,6 +124,13 @@ void Feed::add(const std::string& input, const std::string& field, ValueId value
         "the loss has one label a sample, and `task` causal-lm learns each label of a sequence from those before it: leave `task` out");
   }
   const Shape axes = without_ones(sample);
+  if (labels != nullptr && labels->causal && axes.size() > 1 && binding_.sequence > 0 && axes[0] != binding_.sequence) {
+    throw error(
+        ErrorCode::usage,
+        "{}: array '{}': the loss wants labels of shape {} for a sample, and `task` causal-lm shifts labels along the first of its axes, "
+        "but samples have {} tokens: shift them in the data, and leave `task` out",
+        data_.path(), field, to_string(sample), binding_.sequence);
+  }
   Slot slot{.value = value,
             .field = static_cast<size_t>(index),
             .dtype = wanted.dtype,
@@ -151,7 +168,9 @@ void Feed::read(const Slot& slot, int64_t sample, std::span<std::byte> to) {
     std::byte* const end = take_corner(packed.data(), packed.data(), field.shape, slot.kept, size_of(field.element));
     packed = packed.first(static_cast<size_t>(end - packed.data()));
   }
-  const int64_t bad = convert(field.element, packed, slot.dtype, to);
+  const bool is_plain = field.element == Element::int64 && is_floating(slot.dtype);  // DataSet::has_plain_numbers()
+  if (is_plain) become_doubles(packed);
+  const int64_t bad = convert(is_plain ? Element::float64 : field.element, packed, slot.dtype, to);
   if (bad >= 0) {
     throw error(ErrorCode::data, "{}: sample {}: element {} of array '{}' does not fit {}", data_.path(), sample, bad, field.name,
                 to_string(slot.dtype));
@@ -191,7 +210,7 @@ void Feed::ignore_padding(const Slot& slot, int64_t sample, std::span<std::byte>
   }
 }
 
-// Moves them where the model is causal, too.
+// Ignores padding, shifts causal labels, checks the range; returns what the labels count.
 double Feed::prepare_and_count_labels(const Slot& slot, int64_t sample, std::span<std::byte> bytes) {
   const LabelSpec& labels = *slot.labels;
   const std::string& array = data_.fields()[slot.field].name;

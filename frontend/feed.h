@@ -76,9 +76,6 @@ class Feed {
   std::vector<std::byte> buffer_, label_buffer_, mask_buffer_;
 };
 
-// Without its axes of one element: the elements and their order are the same.
-Shape without_ones(const Shape& shape);
-
 // How far indices may go that a graph's input holds: the rows of what it gathers from; 0 where it gathers nothing.
 int64_t index_limit(const Graph& graph, ValueId input);
 

@@ -14,7 +14,7 @@ namespace ort_train {
 namespace {
 
 // Of the device's memory, for what comes beside the slab: error words, events, steps as graphs (3 MB were measured with GPT-2 124M); and of
-// products of 16 bits the kernels of cuBLAS and cuDNN, which these load when they need them, to be measured as well (15 MB in all).
+// products of 16 bits the kernels of cuBLAS and cuDNN, which these load on first use, measure_compute() included (15 MB in all).
 constexpr int64_t kBeside = 8 * kDevicePage, kBesideHalves = 20 * kDevicePage;
 // Bytes a second of a disk that there isn't: a plan that uses it is the last resort, and is refused.
 constexpr double kNoDisk = 1e3;

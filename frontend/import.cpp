@@ -8,6 +8,7 @@
 #include "graph/error.h"
 #include "graph/onnx/reader.h"
 #include "graph/op_def.h"
+#include "graph/rounding.h"
 
 namespace ort_train {
 namespace {
@@ -100,7 +101,7 @@ void list_function_tensors(const onnx::ModelDef& model, const WeightTable& weigh
   std::map<std::string, TensorType> left;
   for (const auto& [name, tensor] : model.function_tensors) {
     // Those of branches are listed where a branch is taken, or isn't.
-    if (tensor.dtype && is_floating(*tensor.dtype) && element_count(tensor.shape) > 1 && !weights.lists(tensor))
+    if (tensor.dtype && is_floating(*tensor.dtype) && element_count(tensor.shape) > 1 && !weights.has_seen(tensor))
       left.emplace(name, TensorType{*tensor.dtype, tensor.shape});
   }
   for (const auto& [name, type] : left) info.tensors.push_back({.name = name, .type = type, .why = kWhy});
@@ -167,16 +168,23 @@ bool is_in_the_way(const Walk::Found& found, const Needed& needed) {
   return found.node >= needed.nodes.size() || needed.nodes[found.node];
 }
 
-// What copy_blocks() has to know; empty where the model can't be imported.
-std::optional<PlainModel> read_plain(const std::string& path, const onnx::ModelDef& model, const std::vector<std::string>& outputs,
-                                     bool widens, ImportOptions options, Workers& workers) {
-  const std::string condition = options.control.condition;
-  options.retie = false;  // reads no weights
+// Of a walk that is made to see what the model does, not what is trained: it reads no weights, and no patterns are checked, which may be
+// over what is added later.
+ImportOptions for_a_look(ImportOptions options) {
+  options.retie = false;
   options.control = {};
   options.adapts = false;
-  options.train = options.freeze = {};  // may be patterns over what is added
+  options.train = options.freeze = {};
   options.dropout = {};
   options.batch_norm_nodes = {};
+  return options;
+}
+
+// What copy_blocks() has to know; empty where the model can't be imported.
+std::optional<PlainModel> read_plain(const std::string& path, const onnx::ModelDef& model, const std::vector<std::string>& outputs,
+                                     bool widens, const ImportOptions& given, Workers& workers) {
+  const std::string condition = given.control.condition;
+  const ImportOptions options = for_a_look(given);
   const BoundInputs inputs = bind_dimensions(model.graph, options);
   TensorFiles files(path);
   PlainModel plain{.outputs = {outputs.begin(), outputs.end()}, .widens = widens};
@@ -211,19 +219,39 @@ std::optional<PlainModel> read_plain(const std::string& path, const onnx::ModelD
   return plain;
 }
 
+// Those in branches that aren't taken are no weights. Which are taken is known only once the nodes before them have been gone through.
+void drop_untaken(const std::string& path, const onnx::ModelDef& model, const ImportOptions& given, Workers& workers,
+                  std::vector<HalfWeight>& halves) {
+  if (std::all_of(halves.begin(), halves.end(), [](const HalfWeight& half) { return half.nested == nullptr; })) return;
+  const ImportOptions options = for_a_look(given);
+  TensorFiles files(path);
+  files.widen();
+  Imported imported;
+  WeightTable weights(imported.graph, files, options, imported);
+  try {
+    const BoundInputs inputs = bind_dimensions(model.graph, options);
+    Walk walk(model, imported.graph, files, weights, inputs, make_folder(workers));
+    walk.run(options);
+    std::erase_if(halves, [&](const HalfWeight& half) { return half.nested != nullptr && !walk.has_gone_through(*half.nested); });
+  } catch (const Error&) {  // the import says it
+  }
+}
+
 // Whether 16-bit types stand for float32: where most of the model's numbers are of such a type, or some of its weights are.
-bool has_half_weights(const onnx::ModelDef& model, TensorFiles& files, const ImportOptions& options, ModelInfo& info) {
+bool has_half_weights(const std::string& path, const onnx::ModelDef& model, TensorFiles& files, const ImportOptions& options,
+                      Workers& workers, ModelInfo& info) {
   info.low = low_type_of(model.graph);
   if (is_half(info.low)) {
     info.notes.push_back(
         fmt::format("the model's numbers are {0}: its weights are trained as float32 and written back as {0}", to_string(info.low)));
     return true;
   }
-  const std::vector<std::string> halves = half_weights(model, files, options);
+  std::vector<HalfWeight> halves = WeightTable::half_weights(model, files, options);
+  drop_untaken(path, model, options, workers, halves);
   if (halves.empty()) return false;
   info.notes.push_back(fmt::format(
       "{} of 16 bits ('{}'{}): trained as float32 and written back as {}; what the model computes in 16 bits is computed in float32 here",
-      halves.size() == 1 ? "1 weight is" : fmt::format("{} weights are", halves.size()), halves[0], halves.size() == 1 ? "" : ", …",
+      halves.size() == 1 ? "1 weight is" : fmt::format("{} weights are", halves.size()), halves[0].name, halves.size() == 1 ? "" : ", …",
       halves.size() == 1 ? "it was" : "they were"));
   return true;
 }
@@ -264,10 +292,12 @@ void find_shared_statistics(const Graph& graph, std::vector<Obstacle>& obstacles
   for (const NodeId id : graph.order()) {
     const Node& node = graph.node(id);
     if (node.op->name != "RunningStatistics") continue;
+    std::set<uint32_t> applications;  // of the layer: by their ordinals
+    for (size_t i = 2; i < node.inputs.size(); i += 2) applications.insert(graph.node(graph.value(node.inputs[i]).producer).ordinal);
     for (size_t i = 0; i < node.outputs.size(); ++i) {
       for (const NodeId reader : readers[node.inputs[i]]) {
         const Node& other = graph.node(reader);
-        const bool makes_output = other.name == node.name && other.op->name == "Mul";  // of the same node of the file
+        const bool makes_output = other.op->name == "Mul" && applications.contains(other.ordinal);  // of the node in the file
         if (reader == id || makes_output) continue;
         obstacles.push_back(
             {.node = fmt::format("BatchNormalization '{}'", node.name),
@@ -293,8 +323,12 @@ void place_added(ModelInfo& model, int64_t limit) {
   for (onnx::NewInitializer& tensor : added) {
     tensor.location = name;
     tensor.offset = at;
-    at += (tensor.type.bytes() + kAlignment - 1) / kAlignment * kAlignment;
+    at += round_up(tensor.type.bytes(), kAlignment);
   }
+}
+
+std::string without_shape(const std::string& input) {
+  return fmt::format("the model declares no shape for its input '{}', not even a rank; export it with dynamic axes instead", input);
 }
 
 Declared declared(const std::string& path, const ControlNet& control) {
@@ -321,7 +355,7 @@ Imported import_model(const std::string& path, const ImportOptions& options, Wor
 
   try {
     TensorFiles files(path);
-    const bool widens = has_half_weights(model, files, options, result.info);
+    const bool widens = has_half_weights(path, model, files, options, workers, result.info);
     if (widens) files.widen();
     add_copied_blocks(path, options, loss_outputs, widens, workers, model, result.info);
     const BoundInputs inputs = bind_dimensions(model.graph, options);

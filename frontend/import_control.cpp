@@ -217,7 +217,7 @@ void Walk::collect_untaken(const std::vector<onnx::NodeDef>& nodes) {
 
 void Walk::leave_untaken() {
   collect_untaken(model_.graph.nodes);
-  for (const auto& [graph, why] : untaken_) weights_.leave(*graph, why);
+  for (const auto& [graph, why] : untaken_) weights_.add_untaken(*graph, why);
 }
 
 // An If whose condition is known is its branch.

@@ -140,8 +140,14 @@ std::vector<Selections::Count> Selections::counts_in(const OnnxNode& node, size_
   return counts;
 }
 
-// Puts what is counted in the place of a number: it is data then.
+// Puts what is counted in the place of a number: it is data then. Where the results have a row for each that is selected, 1 stands for
+// none: there are no rows then, and what is computed in their place must not become NaN in gradients.
 void Selections::read_as_number(const OnnxNode& node, std::vector<ValueId>& results, const Again& again) {
+  const int selection = reading_of(node).selection;
+  const bool has_rows = std::all_of(results.begin(), results.end(), [&](ValueId result) {
+    const auto padding = padded_.find(result);
+    return result == kNone || (padding != padded_.end() && padding->second.count.selection == selection);
+  });
   std::vector<ValueId> inputs = node.inputs;
   const auto first = static_cast<NodeId>(graph_.node_count());
   Builder builder(graph_);
@@ -150,7 +156,9 @@ void Selections::read_as_number(const OnnxNode& node, std::vector<ValueId>& resu
     const std::vector<Count>* const counts = counts_of(input);
     if (counts == nullptr) continue;
     const TensorType type = graph_.value(input).type();
-    input = builder.reshape(builder.cast(counted(builder, (*counts)[0]), type.dtype), type.shape);
+    ValueId count = counted(builder, (*counts)[0]);
+    if (has_rows) count = builder.emit("Max", {count, builder.constant(make_tensor<int64_t>({1}, {1}))});
+    input = builder.reshape(builder.cast(count, type.dtype), type.shape);
   }
   results = again(inputs);
   visit_from(first);

@@ -94,6 +94,20 @@ FileRange TensorFiles::locate(const onnx::TensorDef& tensor) {
   return range;
 }
 
+WeightPlace weight_place(const Candidate& candidate) {
+  return {.name = candidate.name,
+          .bytes = candidate.bytes,
+          .dtype = *candidate.tensor->dtype,
+          .shape = candidate.tensor->shape,
+          .added = candidate.tensor->added,
+          .integers = candidate.integers};
+}
+
+PlaceKey place_key(const Candidate& candidate) {
+  const onnx::TensorDef& tensor = *candidate.tensor;
+  return {candidate.bytes.path, candidate.bytes.offset, !tensor.added ? "" : tensor.offset < 0 ? tensor.name : "a copy"};
+}
+
 DType weight_type_of(const onnx::GraphDef& graph) {
   std::map<DType, double> elements;
   const auto count = [&](const onnx::TensorDef& tensor) {
@@ -119,18 +133,13 @@ DType low_type_of(const onnx::GraphDef& graph) {
 std::shared_ptr<const IntegerIndex> TensorFiles::integers(const onnx::TensorDef& tensor, const FileRange& range) {
   if (!tensor.varints || !is_half(*tensor.dtype)) return nullptr;
   std::optional<IntegerIndex> index = index_integers(reader(range), range, element_count(tensor.shape));
-  if (!index)
-    throw error(ErrorCode::unsupported, "tensor '{}' is {} {}, but the file holds another number of elements of it", tensor.name,
-                tensor.type, to_string(tensor.shape));
+  if (!index) throw onnx::wrong_count(tensor);
   return std::make_shared<const IntegerIndex>(std::move(*index));
 }
 
 void TensorFiles::read_elements(const Candidate& candidate, int64_t first, std::span<std::byte> to) {
-  const File& file = reader(candidate.bytes);
-  if (candidate.integers)
-    read_integers(file, candidate.bytes, *candidate.integers, first, to);
-  else
-    file.read(candidate.bytes.offset + first * size_of(*candidate.tensor->dtype), to);
+  ort_train::read_elements(reader(candidate.bytes), candidate.bytes, candidate.integers.get(), size_of(*candidate.tensor->dtype), first,
+                           to);
 }
 
 Tensor TensorFiles::read(const onnx::TensorDef& tensor) { return widened(read_stored(tensor)); }

@@ -164,11 +164,3 @@ std::optional<TensorType> bound_type(const onnx::ValueDef& value, const std::map
 }
 
 }  // namespace ort_train::importing
-
-namespace ort_train {
-
-std::string without_shape(const std::string& input) {
-  return fmt::format("the model declares no shape for its input '{}', not even a rank; export it with dynamic axes instead", input);
-}
-
-}  // namespace ort_train

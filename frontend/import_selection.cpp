@@ -300,7 +300,7 @@ bool Selections::lower_slice(Lowering& l) {
 }
 
 // With as much more along the axis that is padded, if any, as one more selected element makes.
-Shape Selections::longer(ValueId value) const {
+Shape Selections::shape_with_one_more(ValueId value) const {
   Shape shape = graph_.value(value).shape;
   if (const auto padding = padded_.find(value); padding != padded_.end()) shape[padding->second.axis] += padding->second.count.times;
   return shape;
@@ -318,7 +318,7 @@ void Selections::check_sizes(const Node& node) const {
       context.constants.push_back(nullptr);
       continue;
     }
-    types.push_back({graph_.value(input).dtype, longer(input)});
+    types.push_back({graph_.value(input).dtype, shape_with_one_more(input)});
     if (padded_.contains(input)) padded = input;
     context.inputs.push_back(&types.back());
     context.constants.push_back(graph_.constant(input));
@@ -331,7 +331,7 @@ void Selections::check_sizes(const Node& node) const {
   }
   for (size_t i = 0; i < node.outputs.size(); ++i) {
     if (node.outputs[i] == kNone) continue;
-    if (results[i].shape != longer(node.outputs[i])) refuse(padded, kFixed);
+    if (results[i].shape != shape_with_one_more(node.outputs[i])) refuse(padded, kFixed);
   }
 }
 
@@ -394,7 +394,7 @@ void Selections::check_reshape(const OnnxNode& node, ValueId result, const Again
   try {
     const std::vector<ValueId> others =
         made_of(node, selection, selections_[static_cast<size_t>(selection)].limit + 1, /*longer=*/true, again);
-    fits = graph_.value(others[0]).shape == longer(result);
+    fits = graph_.value(others[0]).shape == shape_with_one_more(result);
   } catch (const Error&) {
   }
   if (!fits) refuse(x, kFixed);

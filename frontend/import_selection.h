@@ -87,7 +87,7 @@ class Selections {
   const Selection& selection(const Padding& padding) const { return selections_[static_cast<size_t>(padding.count.selection)]; }
   void visit_from(NodeId first);
   void visit(NodeId id);
-  Shape longer(ValueId value) const;
+  Shape shape_with_one_more(ValueId value) const;
   void check_sizes(const Node& node) const;
   // What a node reads of counts.
   struct Reading {

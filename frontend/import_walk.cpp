@@ -12,9 +12,10 @@
 namespace ort_train::importing {
 namespace {
 
-constexpr int64_t kMaxNodes = 1'000'000;     // visited, bodies of functions and branches included
-constexpr int kMaxDepth = 32;                // of functions in functions
-constexpr int64_t kMaxGivenBytes = 1 << 16;  // constants that the standard's shape rules may look at
+constexpr int64_t kMaxNodes = 1'000'000;              // visited, bodies of functions and branches included
+constexpr int kMaxDepth = 32;                         // of functions in functions
+constexpr int64_t kMaxGivenBytes = 1 << 16;           // constants that the standard's shape rules may look at
+constexpr uint32_t kBehindDraws = uint32_t{1} << 29;  // in the ordinal of a Dropout behind a node that draws under its own
 
 // "[Resize 'up'] mode=cubic has no kernel" -> "mode=cubic has no kernel": the node is named beside it. Never empty.
 std::string without_prefix(const std::string& message) {
@@ -124,7 +125,7 @@ void Walk::run(const ImportOptions& options) {
   selections_.finish();
   for (const std::string& note : selections_.notes()) weights_.note(note);
   leave_untaken();
-  weights_.finish();
+  weights_.finish(model_);
   // An output may be an initializer that no node reads.
   for (const onnx::ValueDef& value : model_.graph.outputs) {
     const auto found = main_.names.find(value.name);
@@ -190,13 +191,15 @@ void Walk::list(const std::vector<onnx::NodeDef>& nodes, Scope& scope, const Sit
   for (size_t i = 0; i < nodes.size(); ++i) {
     if (&scope == &main_) top_ = i;
     const auto ordinal = static_cast<uint32_t>(visited_ + 1);
+    const auto first = static_cast<NodeId>(graph_.node_count());
     node(nodes[i], scope, site);
-    if (!site.caller && !options_->dropout.empty()) drop(nodes[i], ordinal, scope);
+    if (!site.caller && !options_->dropout.empty()) drop(nodes[i], ordinal, first, scope);
   }
 }
 
-// Puts the Dropout that the options want behind a node of the file, in place of one that is there.
-void Walk::drop(const onnx::NodeDef& node, uint32_t ordinal, Scope& scope) {
+// Puts the Dropout that the options want behind a node of the file, in place of one that is there. `first`: of the graph's nodes that this
+// one has become.
+void Walk::drop(const onnx::NodeDef& node, uint32_t ordinal, NodeId first, Scope& scope) {
   const std::string name = name_of(node);
   std::vector<size_t> fitting;  // patterns, of which the last counts
   for (size_t i = 0; i < options_->dropout.size(); ++i) {
@@ -210,7 +213,14 @@ void Walk::drop(const onnx::NodeDef& node, uint32_t ordinal, Scope& scope) {
   for (const size_t i : fitting) dropped_[i];
   dropped_[fitting.back()].push_back(name);
   const NodeId producer = graph_.value(meaning->value).producer;
-  if (producer != kNone && graph_.node(producer).op->name == "Dropout") meaning->value = graph_.node(producer).inputs[0];
+  if (producer != kNone && graph_.node(producer).op->name == "Dropout") {
+    meaning->value = graph_.node(producer).inputs[0];
+  } else {
+    for (NodeId id = first; id < graph_.node_count(); ++id) {
+      const Node& made = graph_.node(id);
+      if (made.op != nullptr && made.op->random && made.ordinal == ordinal) ordinal |= kBehindDraws;
+    }
+  }
   constexpr int kOpset = 13;
   const FoundForm form = find_form("", "Dropout", kOpset);
   const auto ratio = static_cast<float>(options_->dropout[fitting.back()].second);
@@ -427,7 +437,7 @@ void Walk::expand(Job& job) {
   }
   list(body->nodes, scope, {.opsets = body->opsets, .uses = uses, .caller = &job.name, .depth = job.site.depth + 1});
   // The standard's own bodies have no tensors of the file, and those of a function are the same in each call.
-  if (!job.node.domain.empty() && left_functions_.insert({job.node.domain, job.node.op_type, job.node.overload}).second)
+  if (!job.node.domain.empty() && searched_functions_.insert({job.node.domain, job.node.op_type, job.node.overload}).second)
     collect_untaken(body->nodes);
   for (size_t i = 0; i < job.outputs; ++i) {
     if (job.node.outputs[i].empty()) continue;

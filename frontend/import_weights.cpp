@@ -133,11 +133,6 @@ std::set<std::string> names_of(const onnx::GraphDef& graph) {
 
 }  // namespace
 
-PlaceKey place_key(const Candidate& candidate) {
-  const onnx::TensorDef& tensor = *candidate.tensor;
-  return {candidate.bytes.path, candidate.bytes.offset, !tensor.added ? "" : tensor.offset < 0 ? tensor.name : "a copy"};
-}
-
 std::vector<std::string> output_names(const onnx::GraphDef& graph) {
   std::vector<std::string> names;
   for (const onnx::ValueDef& output : graph.outputs) names.push_back(output.name);
@@ -161,7 +156,7 @@ std::vector<Subject> WeightTable::subjects(const onnx::GraphDef& graph, const Us
   const auto consider = [&](const std::string& name, const onnx::TensorDef& tensor, bool in_node) {
     if (!is_floating(*tensor.dtype)) return others_.emplace_back(name, fmt::format("is {}", tensor.type)), void();
     if (element_count(tensor.shape) == 0) return;
-    listed_.insert(listing_key(tensor));
+    seen_.insert(seen_key(tensor));
     std::vector<Use> readers = uses.at(name), ends;
     std::erase_if(readers, [](const Use& use) { return use.op_type == "Shape" && use.domain.empty(); });  // of a constant
     add_ends(readers, uses, 0, ends);
@@ -225,7 +220,7 @@ std::vector<Candidate> WeightTable::parameters(const onnx::GraphDef& graph, cons
 }
 
 // The weights of 16 bits in a graph and in those nested in it.
-void WeightTable::find_halves(const onnx::GraphDef& graph, const onnx::Opsets& opsets, bool is_main, std::vector<std::string>& names) {
+void WeightTable::find_halves(const onnx::GraphDef& graph, const onnx::Opsets& opsets, bool is_main, std::vector<HalfWeight>& found) {
   bool has_any = false;
   const auto look = [&](const onnx::TensorDef& tensor) { has_any |= tensor.dtype && is_half(*tensor.dtype); };
   for (const onnx::TensorDef& tensor : graph.initializers) look(tensor);
@@ -234,11 +229,11 @@ void WeightTable::find_halves(const onnx::GraphDef& graph, const onnx::Opsets& o
   }
   if (has_any) {
     for (const Candidate& candidate : parameters(graph, find_uses(graph.nodes, output_names(graph), opsets), is_main)) {
-      if (!candidate.is_constant && is_half(*candidate.tensor->dtype)) names.push_back(candidate.name);
+      if (!candidate.is_constant && is_half(*candidate.tensor->dtype)) found.push_back({candidate.name, is_main ? nullptr : &graph});
     }
   }
   for (const onnx::NodeDef& node : graph.nodes) {
-    for (const auto& [name, nested] : node.graphs) find_halves(*nested, opsets, /*is_main=*/false, names);
+    for (const auto& [name, nested] : node.graphs) find_halves(*nested, opsets, /*is_main=*/false, found);
   }
 }
 
@@ -329,10 +324,10 @@ void WeightTable::check_patterns(const std::vector<std::string>& patterns, const
   }
 }
 
-void WeightTable::leave(const onnx::GraphDef& graph, const char* why) {
+void WeightTable::add_untaken(const onnx::GraphDef& graph, const char* why) {
   const auto look = [&](const std::string& name, const onnx::TensorDef& tensor, int64_t fewest) {
     if (!tensor.dtype || !is_floating(*tensor.dtype) || element_count(tensor.shape) < fewest) return;
-    if (!listed_.insert(listing_key(tensor)).second && tensor.offset >= 0) return;  // of a function that is expanded once more
+    if (!seen_.insert(seen_key(tensor)).second && tensor.offset >= 0) return;  // of a function that is expanded once more
     TensorFate fate{.name = name, .type = {*tensor.dtype, tensor.shape}, .why = why};
     const auto same =
         tensor.offset < 0 ? by_place_.end() : by_place_.find(place_key({.name = name, .tensor = &tensor, .bytes = files_.locate(tensor)}));
@@ -342,7 +337,7 @@ void WeightTable::leave(const onnx::GraphDef& graph, const char* why) {
       fate.treatment = result_.info.tensors[same->second.first.fate].treatment;
       fate.why = fmt::format("stored in the same place as '{}'", same->second.first.name);
     }
-    left_.push_back(std::move(fate));
+    untaken_fates_.push_back(std::move(fate));
   };
   for (const onnx::TensorDef& tensor : graph.initializers) look(tensor.name, tensor, 1);
   for (const onnx::NodeDef& node : graph.nodes) {
@@ -351,27 +346,50 @@ void WeightTable::leave(const onnx::GraphDef& graph, const char* why) {
   }
 }
 
-void WeightTable::finish() {
+void WeightTable::finish(const onnx::ModelDef& model) {
   check_choices();
+  check_shared_with_functions(model);
+  list_untaken();
+}
+
+void WeightTable::check_shared_with_functions(const onnx::ModelDef& model) {
+  struct Stored {
+    std::string name;
+    const onnx::TensorDef* tensor;
+  };
+  std::multimap<std::pair<std::string, int64_t>, Stored> of_functions;  // external ones, by path and offset
+  for (const auto& [name, tensor] : model.function_tensors) {
+    if (!tensor.external() || tensor.bytes <= 0) continue;
+    const FileRange range = files_.locate(tensor);
+    of_functions.emplace(std::pair(range.path, range.offset), Stored{name, &tensor});
+  }
+  if (of_functions.empty()) return;
   for (const Weight& weight : result_.weights) {
     for (const WeightPlace& place : weight.places) {
       if (weight.is_constant || place.added) continue;
-      const auto [begin, end] = of_functions_.equal_range({place.bytes.path, place.bytes.offset});
+      const auto [begin, end] = of_functions.equal_range({place.bytes.path, place.bytes.offset});
       for (auto shared = begin; shared != end; ++shared) {  // but for the weight itself, of a branch in a function
-        if (!lists(*shared->second.tensor)) throw shared_bytes(place.name, shared->second.name, place.bytes.path);
+        if (!has_seen(*shared->second.tensor)) throw shared_bytes(place.name, shared->second.name, place.bytes.path);
       }
     }
   }
+}
+
+void WeightTable::list_untaken() {
   std::vector<std::string> names;
-  for (TensorFate& fate : left_) {
-    if (fate.treatment == Treatment::constant) names.push_back(fate.name);
+  std::string why;  // of the last
+  for (TensorFate& fate : untaken_fates_) {
+    if (fate.treatment == Treatment::constant) {
+      names.push_back(fate.name);
+      why = fate.why;
+    }
     result_.info.tensors.push_back(std::move(fate));
   }
   if (names.empty()) return;
   result_.info.notes.push_back(
       names.size() == 1
-          ? fmt::format("'{}' is in a branch that isn't taken: it stays as it is", names[0])
-          : fmt::format("{} tensors ('{}', …) are in branches that aren't taken: they stay as they are", names.size(), names[0]));
+          ? fmt::format("'{}' is {}: it stays as it is", names[0], why)
+          : fmt::format("{} tensors ('{}', …) are in branches or bodies that aren't run: they stay as they are", names.size(), names[0]));
 }
 
 // What `train` and `freeze` did.
@@ -411,11 +429,7 @@ void WeightTable::check_overlaps(const onnx::ModelDef& model) {
     if (tensor.external() && tensor.bytes > 0) all.push_back({files_.locate(tensor), name, &tensor});
   };
   onnx::each_tensor(model.graph, add);
-  for (const auto& [name, tensor] : model.function_tensors) {
-    add(name, tensor);
-    if (tensor.external() && tensor.bytes > 0)
-      of_functions_.emplace(std::pair(all.back().range.path, tensor.offset), OfFunction{name, &tensor});
-  }
+  for (const auto& [name, tensor] : model.function_tensors) add(name, tensor);
   std::stable_sort(all.begin(), all.end(), [](const Stored& a, const Stored& b) {
     return std::tie(a.range.path, a.range.offset, a.range.bytes) < std::tie(b.range.path, b.range.offset, b.range.bytes);
   });
@@ -434,14 +448,12 @@ ValueId WeightTable::make_parameter(const Candidate& candidate, const std::strin
                                        .shape = type.shape,
                                        .kind = ValueKind::parameter,
                                        .trainable = candidate.trainable});
+  WeightPlace place = weight_place(candidate);  // of a copy, too
+  place.name = name;
+  place.added = added;
   result_.weights.push_back({.parameter = graph_.value(id).name,
                              .dtype = graph_.value(id).dtype,
-                             .places = {{.name = name,
-                                         .bytes = candidate.bytes,
-                                         .dtype = type.dtype,
-                                         .shape = type.shape,
-                                         .added = added,
-                                         .integers = candidate.integers}},
+                             .places = {std::move(place)},
                              .is_constant = candidate.is_constant});
   if (added && candidate.bytes.path.empty()) result_.weights.back().fresh = FreshNumbers();  // zeros
   if (added) result_.info.edit.initializers.push_back({name, type});
@@ -483,16 +495,11 @@ Meaning WeightTable::tie_to(const Candidate& kept, const Meaning& parameter, con
   for (Weight& weight : result_.weights) {
     if (weight.parameter != name) continue;
     if (tied.bytes == kept.bytes && !tied.tensor->added) continue;
-    const TensorType type{*tied.tensor->dtype, tied.tensor->shape};
-    weight.places.push_back({.name = tied.name,
-                             .bytes = tied.bytes,
-                             .dtype = type.dtype,
-                             .shape = type.shape,
-                             .transposed = transposed,
-                             .added = tied.tensor->added,
-                             .integers = tied.integers});
-    if (tied.tensor->added) result_.info.edit.initializers.push_back({tied.name, type});
-    if (!tied.tensor->added) note_integers(tied);
+    WeightPlace place = weight_place(tied);
+    place.transposed = transposed;
+    if (place.added) result_.info.edit.initializers.push_back({place.name, {place.dtype, place.shape}});
+    if (!place.added) note_integers(tied);
+    weight.places.push_back(std::move(place));
   }
   result_.info.notes.push_back(fmt::format("tied '{}' with '{}' ({})", tied.name, kept.name,
                                            tied.bytes == kept.bytes ? "stored in the same place"
@@ -573,12 +580,12 @@ std::map<std::string, Meaning> WeightTable::add(const onnx::GraphDef& graph, con
   return meanings;
 }
 
-std::vector<std::string> half_weights(const onnx::ModelDef& model, TensorFiles& files, const ImportOptions& options) {
+std::vector<HalfWeight> WeightTable::half_weights(const onnx::ModelDef& model, TensorFiles& files, const ImportOptions& options) {
   Imported unused;
   WeightTable table(unused.graph, files, options, unused);
-  std::vector<std::string> names;
-  table.find_halves(model.graph, model.opsets, /*is_main=*/true, names);
-  return names;
+  std::vector<HalfWeight> found;
+  table.find_halves(model.graph, model.opsets, /*is_main=*/true, found);
+  return found;
 }
 
 }  // namespace ort_train::importing

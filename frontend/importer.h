@@ -2,6 +2,7 @@
 
 #pragma once
 
+#include <array>
 #include <map>
 #include <optional>
 #include <set>
@@ -122,6 +123,7 @@ struct Subject;  // import_evidence.h
 // Where a tensor's elements are; a copy that the file lacks is another place, and zeros that it lacks are one each.
 using PlaceKey = std::tuple<std::string, int64_t, std::string>;
 PlaceKey place_key(const Candidate& candidate);
+WeightPlace weight_place(const Candidate& candidate);
 
 struct Tie {
   size_t kept = 0;  // indices of candidates; kept < tied
@@ -132,6 +134,12 @@ struct Tie {
 // are equal, and copies that the file lacks only with each other. Reads a few elements of each, and all of those that agree in them.
 std::vector<Tie> find_ties(const std::vector<Candidate>& candidates, TensorFiles& files);
 
+// A weight of 16 bits.
+struct HalfWeight {
+  std::string name;
+  const onnx::GraphDef* nested = nullptr;  // the graph that has it; null: the main one
+};
+
 // Decides which tensors of the file are parameters, and makes them.
 class WeightTable {
  public:
@@ -140,24 +148,28 @@ class WeightTable {
 
   // Weights of a graph: initializers in the file's order, then Constant nodes in theirs. Returns what their names mean.
   std::map<std::string, Meaning> add(const onnx::GraphDef& graph, const Uses& uses, bool is_main);
-  void find_halves(const onnx::GraphDef& graph, const onnx::Opsets& opsets, bool is_main, std::vector<std::string>& names);
+  // The weights of 16 bits, in the main graph and nested ones, whether or not these are gone through.
+  static std::vector<HalfWeight> half_weights(const onnx::ModelDef& model, TensorFiles& files, const ImportOptions& options);
   // Throws Error(unsupported) where tensors of the model, those of branches and functions included, share bytes of a file and aren't the
   // same.
   void check_overlaps(const onnx::ModelDef& model);
   // Lists the floating-point tensors of a nested graph that isn't gone through.
-  void leave(const onnx::GraphDef& graph, const char* why);
-  bool lists(const onnx::TensorDef& tensor) const { return tensor.offset >= 0 && listed_.contains(listing_key(tensor)); }
+  void add_untaken(const onnx::GraphDef& graph, const char* why);
+  bool has_seen(const onnx::TensorDef& tensor) const { return tensor.offset >= 0 && seen_.contains(seen_key(tensor)); }
   void note(std::string text) { result_.info.notes.push_back(std::move(text)); }
   // Once all graphs have been added: what `train` and `freeze` did. Throws Error(usage) where one of their patterns fits nothing, or
   // nothing is left to train; Error(unsupported) where a weight shares its bytes with a tensor of a function.
-  void finish();
+  void finish(const onnx::ModelDef& model);
 
  private:
-  using ListingKey = std::tuple<std::string, std::string, int64_t>;
-  static ListingKey listing_key(const onnx::TensorDef& tensor) { return {tensor.name, tensor.location, tensor.offset}; }
+  using SeenKey = std::tuple<std::string, std::string, int64_t>;
+  static SeenKey seen_key(const onnx::TensorDef& tensor) { return {tensor.name, tensor.location, tensor.offset}; }
+  void find_halves(const onnx::GraphDef& graph, const onnx::Opsets& opsets, bool is_main, std::vector<HalfWeight>& found);
   void locate(Candidate& candidate) const;
   void note_integers(const Candidate& candidate);
   void check_choices();
+  void check_shared_with_functions(const onnx::ModelDef& model);
+  void list_untaken();
   std::vector<Candidate> parameters(const onnx::GraphDef& graph, const Uses& uses, bool is_main);
   std::vector<Subject> subjects(const onnx::GraphDef& graph, const Uses& uses);
   void note_own_names(const onnx::GraphDef& graph);
@@ -175,16 +187,9 @@ class WeightTable {
   Imported& result_;
   std::vector<std::pair<std::string, std::string>> others_;  // initializers that can't be trained, and why
   std::map<PlaceKey, std::pair<Candidate, Meaning>> by_place_;
-  std::set<ListingKey> listed_;   // of tensors that were looked at
-  std::vector<TensorFate> left_;  // of nested graphs that aren't gone through
-  struct OfFunction {
-    std::string name;
-    const onnx::TensorDef* tensor = nullptr;
-  };
-  std::multimap<std::pair<std::string, int64_t>, OfFunction> of_functions_;  // external tensors of functions by path and offset
+  std::set<SeenKey> seen_;                 // of tensors that were looked at
+  std::vector<TensorFate> untaken_fates_;  // of tensors of nested graphs that aren't gone through
 };
-// The weights of 16 bits, in the main graph and nested ones.
-std::vector<std::string> half_weights(const onnx::ModelDef& model, TensorFiles& files, const ImportOptions& options);
 
 // --- nodes ----------------------------------------------------------------------------------------------------------------------------
 
@@ -210,6 +215,7 @@ class Walk {
   // What the model's outputs mean; a name of the main graph, null where nothing has it.
   const Meaning& output(const std::string& name) const;
   const Meaning* find(const std::string& name) const;
+  bool has_gone_through(const onnx::GraphDef& nested) const { return bodies_.contains(&nested); }
 
   std::vector<Found> found;           // in the order of the nodes
   std::vector<ValueId> placeholders;  // values of which only the type is known
@@ -252,7 +258,7 @@ class Walk {
   bool is_live(const Job& job);
   void note_layer(const std::string& name);
   void check_modes() const;
-  void drop(const onnx::NodeDef& node, uint32_t ordinal, Scope& scope);
+  void drop(const onnx::NodeDef& node, uint32_t ordinal, NodeId first, Scope& scope);
   void finish_dropout();
   void add_inputs(const ImportOptions& options);
   void add_tensors(const onnx::GraphDef& graph, const Uses& uses, Scope& scope);
@@ -313,8 +319,8 @@ class Walk {
   Scope main_;
   std::map<const onnx::GraphDef*, Body> bodies_;
   std::vector<std::pair<std::shared_ptr<const onnx::GraphDef>, const char*>> untaken_;  // nested graphs, and why
-  std::set<std::array<std::string, 3>> left_functions_;                                 // of which those are known
-  size_t top_ = 0;                                                                      // position of the main graph's node at work
+  std::set<std::array<std::string, 3>> searched_functions_;  // functions whose bodies were searched for untaken graphs
+  size_t top_ = 0;                                           // position of the main graph's node at work
   int64_t visited_ = 0;
 };
 

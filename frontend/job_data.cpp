@@ -19,19 +19,42 @@ namespace ort_train {
 namespace {
 
 ValidFile wanted_valid(const Options& options) {
-  if (options.eval_steps > 0) return ValidFile::needed;
+  if (evaluates(options)) return ValidFile::needed;
   return options.evaluates_on_request ? ValidFile::optional : ValidFile::ignored;
 }
 
 // The array of tokens: 'input_ids', else the only one of whole numbers that feeds the model; empty where there is none.
 std::string token_array(const DataSet& data, const Binding& binding) {
-  if (data.find("input_ids") >= 0) return "input_ids";
+  if (data.field("input_ids") != nullptr) return "input_ids";
   std::set<std::string> whole;
   for (const FedInput& fed : binding.fed) {
     const bool is_beside_tokens = fed.input == kLengthField || fed.input == "position_ids" || fed.input == "token_type_ids";
-    if (!is_beside_tokens && !is_float(data.fields()[static_cast<size_t>(data.find(fed.field))].element)) whole.insert(fed.field);
+    if (!is_beside_tokens && !is_float(data.field(fed.field)->element)) whole.insert(fed.field);
   }
   return whole.size() == 1 ? *whole.begin() : std::string();
+}
+
+// How long samples of tokens have to be: as `seq_length` says, else as the model's file or `shapes` do; 0: nothing says.
+int64_t length_of_tokens(const Options& options, const Declared& model) {
+  if (options.seq_length > 0) return options.seq_length;
+  for (const DeclaredInput& input : model.inputs) {
+    if (input.name != "input_ids" || input.dims.size() != 2) continue;
+    if (const auto asked = asked_size(input, 1, options.shapes)) return std::max<int64_t>(0, *asked);
+  }
+  return 0;
+}
+
+// A language model's inputs are filled in with ones where no sample has padding.
+LineOptions line_options(const Options& options, const Declared& model, const std::vector<LossTerm>& terms) {
+  LineOptions lines{.labels = {},
+                    .length = length_of_tokens(options, model),
+                    .always_masks = options.task != "causal-lm" || !options.length_buckets.empty()};
+  for (const LossTerm& term : terms) {
+    const LabelKind kind = loss_named(term.kind).labels;
+    const bool is_classes = kind == LabelKind::classes || kind == LabelKind::sequences;
+    if (kind != LabelKind::none) lines.labels.emplace(term.labels[0], is_classes ? term.ignore_index : 0);
+  }
+  return lines;
 }
 
 }  // namespace
@@ -39,7 +62,7 @@ std::string token_array(const DataSet& data, const Binding& binding) {
 JobData::JobData(const Options& options, const RunStart& start, const Note& note)
     : options_(options), start_(start), note_(note), terms_(parse_losses(options).terms) {
   const Declared model = declared(options.model, control_net(options));
-  sets = open_data(options.data, options.model, options.token_type, wanted_valid(options));
+  sets = open_data(options.data, options.model, options.token_type, wanted_valid(options), line_options(options, model, terms_));
   binding = bind_inputs(model, options, *sets.train);
   tokens_ = token_array(*sets.train, binding);
   attached = attachments(options);
@@ -47,6 +70,7 @@ JobData::JobData(const Options& options, const RunStart& start, const Note& note
   settle_labels();
   sets.train->use(arrays_used());
   settle_valid();
+  note_lengths();
   divide_samples();
   count_steps();
   settle_lengths();
@@ -54,30 +78,31 @@ JobData::JobData(const Options& options, const RunStart& start, const Note& note
 
 // --- which arrays -----------------------------------------------------------------------------------------------------------------------
 
-// Text and tokens have no other labels. Arrays may have some; they stand in for labels that nobody has named.
-std::vector<bool> JobData::labels_are_tokens(const DataSet& data) const {
+// Whether a term's labels are the tokens, shifted: for text and token files, unless the user named others; for arrays only where the data
+// have no label array and the user named none.
+std::vector<bool> JobData::find_token_labels(const DataSet& data) const {
+  const bool is_causal = options_.task == "causal-lm";
+  const std::string usual = Options{}.labels;
   std::vector<bool> result;
   for (const LossTerm& term : terms_) {
-    const bool is_of_tokens = options_.task == "causal-lm" && loss_named(term.kind).labels == LabelKind::classes;
-    const std::string usual = Options{}.labels;
+    const bool is_of_tokens = is_causal && loss_named(term.kind).labels == LabelKind::classes;
     const bool is_named = term.has_own_labels || options_.labels != usual;
     if (!is_of_tokens)
       result.push_back(false);
     else if (data.is_row())
       result.push_back(!is_named || term.labels[0] == usual);
     else
-      result.push_back(!is_named && !tokens_.empty() && data.find(term.labels[0]) < 0);
+      result.push_back(!is_named && !tokens_.empty() && data.field(term.labels[0]) == nullptr);
   }
   return result;
 }
 
 void JobData::settle_labels() {
   const DataSet& data = *sets.train;
-  labels_are_tokens_ = labels_are_tokens(data);
+  labels_are_tokens_ = find_token_labels(data);
   if (data.is_row() || std::find(labels_are_tokens_.begin(), labels_are_tokens_.end(), true) == labels_are_tokens_.end()) return;
-  const auto shape_of = [&](int field) { return data.fields()[static_cast<size_t>(field)].shape; };
-  const int mask = data.find(kLengthField), tokens = data.find(tokens_);
-  ignores_padding_ = mask >= 0 && shape_of(mask).size() == 1 && !shape_of(tokens).empty() && shape_of(mask)[0] == shape_of(tokens)[0];
+  const Field *mask = data.field(kLengthField), *tokens = data.field(tokens_);
+  ignores_padding_ = mask != nullptr && mask->shape.size() == 1 && !tokens->shape.empty() && mask->shape[0] == tokens->shape[0];
   note_(fmt::format("labels are '{}', shifted{}", tokens_,
                     ignores_padding_ ? fmt::format("; labels of padded positions don't count ('{}')", kLengthField) : ""));
 }
@@ -102,16 +127,23 @@ void JobData::settle_valid() {
   try {
     check_valid(*sets.valid);
   } catch (const Error& problem) {
-    if (options_.eval_steps > 0) throw;
+    if (evaluates(options_)) throw;
     no_valid = problem.what();
     sets.valid.reset();
+  }
+}
+
+void JobData::note_lengths() const {
+  for (const DataSet* data : {sets.train.get(), sets.valid.get()}) {
+    if (data == nullptr) continue;
+    if (const std::string text = data->note(); !text.empty()) note_(text);
   }
 }
 
 void JobData::check_valid(DataSet& valid) const {
   const DataSet& train = *sets.train;
   if (valid.is_row()) valid.cut(binding.sequence);
-  const std::vector<bool> are_tokens = labels_are_tokens(valid);
+  const std::vector<bool> are_tokens = find_token_labels(valid);
   for (size_t i = 0; i < terms_.size(); ++i) {
     if (are_tokens[i] == labels_are_tokens_[i]) continue;
     throw error(ErrorCode::data, "{}: has {} array '{}' for the labels, {} has {}: give it to both, or to none", valid.path(),
@@ -119,14 +151,16 @@ void JobData::check_valid(DataSet& valid) const {
   }
   valid.use(arrays_used());
   for (const std::string& name : arrays_used()) {
-    const int ours = train.find(name), theirs = valid.find(name);
-    if (ours < 0) continue;  // the feed says so
-    if (theirs < 0) throw error(ErrorCode::data, "{}: has no array '{}', which {} has", valid.path(), name, train.path());
-    const Field &of_train = train.fields()[static_cast<size_t>(ours)], &of_valid = valid.fields()[static_cast<size_t>(theirs)];
-    if (without_ones(of_valid.shape) != without_ones(of_train.shape) || is_float(of_valid.element) != is_float(of_train.element))
+    const Field *ours = train.field(name), *theirs = valid.field(name);
+    if (ours == nullptr) continue;  // the feed says so
+    if (theirs == nullptr) throw error(ErrorCode::data, "{}: has no array '{}', which {} has", valid.path(), name, train.path());
+    const bool is_alike = is_float(theirs->element) == is_float(ours->element) || valid.has_plain_numbers() || train.has_plain_numbers();
+    const bool is_fed = std::any_of(binding.fed.begin(), binding.fed.end(), [&](const FedInput& fed) { return fed.field == name; });
+    const bool is_shaped =
+        is_fed ? theirs->shape == ours->shape : without_ones(theirs->shape) == without_ones(ours->shape);  // labels' ones may vary
+    if (!is_shaped || !is_alike)
       throw error(ErrorCode::data, "{}: array '{}' has samples of {} {}, in {} they are {} {}", valid.path(), name,
-                  to_string(of_valid.element), to_string(of_valid.shape), train.path(), to_string(of_train.element),
-                  to_string(of_train.shape));
+                  to_string(theirs->element), to_string(theirs->shape), train.path(), to_string(ours->element), to_string(ours->shape));
   }
   if (binding.batch_is_fixed && valid.samples() < binding.batch)
     throw error(ErrorCode::data, "{}: has {} samples, fewer than the batch of {} that the model's file fixes", valid.path(),
@@ -139,7 +173,7 @@ void JobData::divide_samples() {
   train_samples = {.data = sets.train.get(), .begin = 0, .count = sets.train->samples()};
   if (sets.valid)
     valid_samples = {.data = sets.valid.get(), .begin = 0, .count = sets.valid->samples()};
-  else if (options_.eval_steps > 0)
+  else if (evaluates(options_))
     hold_out();
   if (train_samples.count < binding.batch) {
     if (binding.batch_is_fixed) {
@@ -184,9 +218,12 @@ void JobData::note_left_out(const SampleRange& range, const char* what, const ch
 }
 
 void JobData::count_steps() {
+  const int64_t of_epoch = steps_of_epoch(0);
+  eval_steps = options_.eval_strategy == kEachEpoch ? of_epoch : options_.eval_steps;
+  save_steps = options_.save_strategy == kEachEpoch ? of_epoch : options_.save_strategy == kNever ? 0 : options_.save_steps;
   total_steps = options_.max_steps;
   if (total_steps > 0) return;
-  const double steps = std::ceil(options_.num_train_epochs * static_cast<double>(steps_of_epoch(0)));
+  const double steps = std::ceil(options_.num_train_epochs * static_cast<double>(of_epoch));
   if (!(steps <= static_cast<double>(kMostSteps)))
     throw error(ErrorCode::usage, "`num_train_epochs` {}: {:.3g} steps are more than can be counted", options_.num_train_epochs, steps);
   total_steps = static_cast<int64_t>(steps);

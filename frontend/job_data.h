@@ -80,12 +80,14 @@ class JobData {
   std::string no_valid;                      // why that is so though there is a validation file; it is only where `eval_steps` is 0
   std::vector<LengthReport> lengths;         // of batches, the longest first; none: all have one
   int64_t total_steps = 0;                   // of the whole run
+  int64_t eval_steps = 0, save_steps = 0;    // from one evaluation, and one checkpoint, to the next (a whole epoch's); 0: none
 
  private:
   void settle_labels();
-  std::vector<bool> labels_are_tokens(const DataSet& data) const;  // by term
+  std::vector<bool> find_token_labels(const DataSet& data) const;  // by term
   std::set<std::string> arrays_used() const;
   void settle_valid();
+  void note_lengths() const;
   void check_valid(DataSet& valid) const;
   void divide_samples();
   void hold_out();

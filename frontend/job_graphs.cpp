@@ -84,9 +84,9 @@ LossSpec JobGraphs::make_losses() const {
   const DataSet& train = *data_.sets.train;
   for (LossTerm& term : spec.terms) {
     if (loss_named(term.kind).labels != LabelKind::sequences) continue;
-    const int field = train.find(term.labels[0]);
-    if (field < 0) continue;  // the feed says so
-    const Shape& sample = train.fields()[static_cast<size_t>(field)].shape;
+    const Field* field = train.field(term.labels[0]);
+    if (field == nullptr) continue;  // the feed says so
+    const Shape& sample = field->shape;
     if (sample.size() != 1)
       throw error(ErrorCode::data, "{}: array '{}' has samples of shape {}; `loss` {} reads a row of labels", train.path(), term.labels[0],
                   to_string(sample), term.kind);

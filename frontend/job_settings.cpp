@@ -4,6 +4,7 @@
 
 #include <filesystem>
 
+#include "frontend/check_options.h"
 #include "frontend/checkpoint.h"
 #include "frontend/file.h"
 #include "frontend/job.h"
@@ -55,7 +56,7 @@ std::map<std::string, std::string> Job::settings() const {
   }
   if (options.load_best_model_at_end) result["load_best_model_at_end"] = "true";
   if (schedule.follows_loss() || options.early_stopping_patience > 0 || options.load_best_model_at_end) {
-    result["eval_steps"] = text(options.eval_steps);
+    result["eval_steps"] = options.eval_strategy == kEachEpoch ? "epoch" : text(options.eval_steps);
     result["eval_batches"] = text(options.eval_batches);
   }
   if (model.scaling.is_on()) {

@@ -1,5 +1,8 @@
 #include "frontend/log.h"
 
+#include <fcntl.h>
+#include <unistd.h>
+
 #include <cerrno>
 #include <cstring>
 #include <filesystem>
@@ -19,6 +22,17 @@ constexpr size_t kLongestLine = 1 << 16;
 // Of what a stream couldn't do, errno having been 0 before.
 std::string log_failure(const std::string& path, const char* what) {
   return fmt::format("{}: the log can't be {}: {}", path, what, errno != 0 ? std::strerror(errno) : "the system doesn't say why");
+}
+
+// Opening a pipe waits until somebody reads it, which may be never. This one stays open until the stream is, so that the reader sees no
+// end. Below 0: the path is no pipe.
+int open_pipe(const std::string& path) {
+  std::error_code code;
+  if (!std::filesystem::is_fifo(path, code)) return -1;
+  const int descriptor = ::open(path.c_str(), O_WRONLY | O_NONBLOCK | O_CLOEXEC);
+  if (descriptor < 0 && errno == ENXIO)
+    throw error(ErrorCode::io, "{}: is a pipe that nobody reads: start its reader first, or choose another `log_file`", path);
+  return descriptor;
 }
 
 // Where the lines of the first `done` steps end, and the last one's step.
@@ -52,8 +66,12 @@ StepLog::StepLog(const std::string& path, int64_t done, bool last_follows) : pat
     if (code) throw error(ErrorCode::io, "{}: can't be shortened: {}", path, code.message());
   }
   skips_next_ = last_follows && end.step != written;
+  const int pipe = open_pipe(path);
   errno = 0;
   file_.open(path, std::ios::binary | (done > 0 ? std::ios::app : std::ios::trunc));
+  const int failure = errno;
+  if (pipe >= 0) ::close(pipe);
+  errno = failure;
   if (!file_) throw Error(ErrorCode::io, log_failure(path, "written"));
 }
 

@@ -17,7 +17,6 @@ namespace ort_train {
 
 class StepLog {
  public:
-  StepLog() = default;  // writes nothing
   // `done`: steps that are done already; 0 begins a new file. `last_follows`: the next call of step() is for the last of these.
   StepLog(const std::string& path, int64_t done, bool last_follows = false);
 

@@ -88,26 +88,26 @@ std::map<std::string, std::vector<float>> Loop::predict(const std::map<std::stri
 
 // --- saving -----------------------------------------------------------------------------------------------------------------------------
 
-Loop::Saved Loop::save(const Save& how) {
-  if (!how.after_failure) runtime_.check_usable();
-  Saved saved;
+Loop::SaveOutcome Loop::save(const SaveOptions& how) {
+  if (!how.although_failed) runtime_.check_usable();
+  SaveOutcome outcome;
   const auto tell_later = [&](std::string text) {  // callbacks may throw
-    if (!text.empty()) saved.notes.push_back(std::move(text));
+    if (!text.empty()) outcome.notes.push_back(std::move(text));
   };
   tell_later(folder_.reclaim(state_.run));
   tell_later(note_changed_data());
   steps_.apply_deferred();
-  StateFile* const slots = how.written_out ? nullptr : runtime_.fill_slots();
-  const bool in_slots = how.written_out ? has_state_file() : slots != nullptr;
+  StateFile* const slots = how.in_own_files ? nullptr : runtime_.fill_slots();
+  const bool in_slots = how.in_own_files ? runtime_.has_state_file() : slots != nullptr;
   try {
     folder_.save(runtime_, slots, state_, folder_.kept(state_, in_slots, how.ends_run));
   } catch (const Error& problem) {
     // A state file whose slots were not published takes no more writes, so the steps of such a run can't go on.
     if (!how.may_fail || slots != nullptr || problem.code() != ErrorCode::io) throw;
-    saved.failure = problem.what();
+    outcome.failure = problem.what();
   }
   tell_later(folder_.note_links(slots));
-  return saved;
+  return outcome;
 }
 
 void Loop::load_best() {

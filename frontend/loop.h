@@ -43,19 +43,18 @@ class Loop {
 
   void prepare();                  // takes the memory and loads the run into it, once; throws, too, where that has failed before
   void prepare_to_read_weights();  // prepares, and makes the deferred update, so that readers see the weights after the last step
-  struct Save {
-    bool written_out = false;    // as files of its own, also where the run has a state file
-    bool ends_run = false;       // it is the last
-    bool may_fail = false;       // and the run goes on, where it can
-    bool after_failure = false;  // of a step that has changed nothing yet (Steps::are_whole)
+  struct SaveOptions {
+    bool in_own_files = false;     // also where the run has a state file
+    bool ends_run = false;         // it is the last
+    bool may_fail = false;         // and the run goes on, where it can
+    bool although_failed = false;  // the runtime has failed, but what is saved is as the last step left it (Steps::are_whole)
   };
-  struct Saved {
+  struct SaveOutcome {
     std::vector<std::string> notes{};  // for the user
     std::string failure{};             // why it couldn't be written; empty: it was
   };
   // Throws Error: io, unless it may fail; usage, where the runtime can't be used any more.
-  Saved save(const Save& how);
-  bool has_state_file() const { return runtime_.disk() != nullptr && runtime_.disk()->state() != nullptr; }
+  SaveOutcome save(const SaveOptions& how);
   void load_best();                 // the weights and optimizer state of the lowest held-out loss
   std::string note_changed_data();  // for the user, once, or nothing
   void note(const std::string& text) const;

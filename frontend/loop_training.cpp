@@ -12,6 +12,8 @@
 #include <limits>
 #include <optional>
 
+#include "frontend/check_options.h"
+#include "frontend/event_file.h"
 #include "frontend/log.h"
 #include "frontend/loop.h"
 #include "frontend/memory.h"
@@ -54,6 +56,7 @@ class Loop::Training {
         state_(loop.state_),
         options_(loop.options_),
         log_(options_.log_file, state_.step, /*last_follows=*/!state_.held_out.log_line.empty()),
+        events_(event_folder(options_), state_.step + (state_.held_out.log_line.empty() ? 1 : 0)),
         seconds_before_(state_.seconds),
         saved_step_(loop.folder_.start().is_resumed() ? state_.step : -1),
         saves_gradients_(!options_.save_gradients.empty()) {
@@ -63,7 +66,12 @@ class Loop::Training {
   Summary run();
 
  private:
-  bool goes_on() const { return !loop_.stop_.load(std::memory_order_relaxed) && !thrown_ && log_.failure().empty(); }
+  bool goes_on() const { return !loop_.stop_.load(std::memory_order_relaxed) && !thrown_ && log_failure().empty(); }
+  // Of a step: in the log and for TensorBoard.
+  void log_step(const std::string& line, std::optional<double> eval_loss = std::nullopt);
+  std::string log_failure() const {
+    return log_.failure() + (log_.failure().empty() || events_.failure().empty() ? "" : "; ") + events_.failure();
+  }
   // Calls a callback. What one throws is kept, and the run saved, before anybody is told of it.
   template <typename Report> void tell(const std::function<void(const Report&)>& callback, const Report& report);
   void tell(const std::string& text) { tell(loop_.callbacks_.on_note, text); }
@@ -90,8 +98,9 @@ class Loop::Training {
   void evaluate_and_log(const std::string& line);
   std::optional<double> evaluate();
 
-  bool evaluates_after(int64_t step) const;
-  bool save(const Save& how);  // false where it failed, and may
+  bool is_due(int64_t every, const std::string& strategy) const;
+  bool evaluates_now() const;
+  bool save(const SaveOptions& how);  // false where it failed, and may
   void check_best();
   void keep_best(const HeldOutState& before);
 
@@ -105,12 +114,14 @@ class Loop::Training {
 
   std::string why_not_finite(const StepResult& result, int64_t step) const;  // empty: all is finite
   bool scales_loss() const { return loop_.job_.model.scaling.is_on(); }
-  int64_t total_steps() const { return loop_.job_.data.total_steps; }
+  const JobData& data() const { return loop_.job_.data; }
+  int64_t total_steps() const { return data().total_steps; }
 
   Loop& loop_;
   RunState& state_;
   const Options& options_;
   StepLog log_;
+  EventFile events_;
   Summary summary_;
   const Clock::time_point begin_ = Clock::now();
   const double seconds_before_;
@@ -164,7 +175,7 @@ Summary Loop::Training::run() {
   finish();
   summarize();
   log_.summary(summary_);
-  const std::string failure = log_.failure() + (log_.failure().empty() || report_failure_.empty() ? "" : "; ") + report_failure_;
+  const std::string failure = log_failure() + (log_failure().empty() || report_failure_.empty() ? "" : "; ") + report_failure_;
   if (failure.empty()) return summary_;
   if (!summary_.stopped) throw error(ErrorCode::io, "{}; all steps are done, and the result is in {}", failure, summary_.model_path);
   throw error(ErrorCode::io, "{}; after step {} of {}, the run is saved in {}: go on with `resume` when that can be written", failure,
@@ -177,14 +188,15 @@ void Loop::Training::begin() {
   check_best();
   HeldOutState& held_out = state_.held_out;
   // Checkpoints of earlier versions say only up to where the schedule has seen the loss.
-  const bool was_unseen = !held_out.best && held_out.without_better == 0 && loop_.job_.schedule.follows_loss() &&
-                          state_.step > state_.schedule.step && state_.step < total_steps() && state_.step % options_.eval_steps == 0;
-  held_out.is_due = (held_out.is_due || was_unseen) && evaluates_after(state_.step);
+  const bool was_unseen = !held_out.lowest && held_out.without_better == 0 && loop_.job_.schedule.follows_loss() &&
+                          options_.eval_strategy != kEachEpoch && state_.step > state_.schedule.step && state_.step < total_steps() &&
+                          state_.step % data().eval_steps == 0;
+  held_out.is_due = (held_out.is_due || was_unseen) && evaluates_now();
   const std::string line = held_out.log_line;
   if (held_out.is_due)
     evaluate_and_log(line);
   else if (!line.empty())
-    log_.step(line);
+    log_step(line);
   if (!held_out.is_due) held_out.log_line.clear();
 }
 
@@ -196,9 +208,9 @@ void Loop::Training::leave(const Error& problem) {
     throw loop_.error_with_last_save(problem.code(), state_.step + 1, problem.what());
   if (is_saving_ || problem.code() == ErrorCode::diverged || state_.step == 0) throw;
   std::string failure;
-  if (saved_step_ != state_.step && options_.save_steps > 0 && loop_.steps_.are_whole(problem)) {
+  if (saved_step_ != state_.step && data().save_steps > 0 && loop_.steps_.are_whole(problem)) {
     try {
-      save({.after_failure = true});
+      save({.although_failed = true});
     } catch (const std::exception& another) {
       failure = fmt::format("; the run can't be saved after step {}, either: {}", state_.step, another.what());
     }
@@ -252,7 +264,9 @@ StepResult Loop::Training::run_step(int64_t step, const StepBatches& batches, co
   spent = {};
   const int64_t read = disk ? disk->bytes_read() : 0, written = disk ? disk->bytes_written() : 0;
   if (loop_.anomalies_) loop_.anomalies_->set_place(fmt::format("step {}", step));
+  loop_.runtime_.begin_step(step, /*is_last=*/step == total_steps());
   const StepResult result = loop_.steps_.step(batches.batches, step, update, saves_gradients_);
+  loop_.runtime_.end_step(/*is_last=*/step == total_steps());
   times_.add({.seconds = seconds_since(start), .computing_ms = spent.computing, .waiting_ms = spent.waiting});
   if (disk) {
     summary_.read_per_step = disk->bytes_read() - read;
@@ -299,7 +313,7 @@ void Loop::Training::settle_loss_scale(const StepReport& report, const StepResul
   std::string wrong = loop_.job_.model.scaling.update(scale, std::isfinite(result.grad_norm));
   if (!report.skipped) wrong = why_not_finite(result, report.step);
   if (!wrong.empty()) {
-    log_.step(StepLog::line_of(report));
+    log_step(StepLog::line_of(report));
     throw loop_.error_with_last_save(ErrorCode::diverged, report.step, wrong);
   }
   state_.loss_scale = scale;
@@ -324,12 +338,18 @@ void Loop::Training::advance(const StepBatches& batches, double loss) {
   state_.tokens += batches.tokens;
   state_.seconds = seconds_before_ + seconds_since(begin_);
   remember(state_, loss);
-  state_.held_out.is_due = evaluates_after(state_.step);
+  state_.held_out.is_due = evaluates_now();
   loop_.steps_.end_step();
 }
 
-bool Loop::Training::evaluates_after(int64_t step) const {
-  return options_.eval_steps > 0 && step <= total_steps() && (step % options_.eval_steps == 0 || step == total_steps());
+// After a step: what comes every so many of them, or after each epoch, which a resumed run may divide into another number of steps.
+bool Loop::Training::is_due(int64_t every, const std::string& strategy) const {
+  return every > 0 && (strategy == kEachEpoch ? state_.index == 0 : state_.step % every == 0);
+}
+
+bool Loop::Training::evaluates_now() const {
+  const bool is_last = state_.step == total_steps();
+  return data().eval_steps > 0 && state_.step <= total_steps() && (is_last || is_due(data().eval_steps, options_.eval_strategy));
 }
 
 // The step's line in the log, its checkpoint and its evaluation, which comes last: held-out data that can't be used cost no step that was
@@ -338,42 +358,47 @@ void Loop::Training::record(const StepReport& report) {
   const std::string line = StepLog::line_of(report);
   const bool evaluates = state_.held_out.is_due;
   state_.held_out.log_line = evaluates ? line : std::string();
-  if (!evaluates) log_.step(line);
+  if (!evaluates) log_step(line);
   save_where_due();
   if (evaluates) evaluate_and_log(line);
+}
+
+void Loop::Training::log_step(const std::string& line, std::optional<double> eval_loss) {
+  log_.step(line, eval_loss);
+  if (events_.is_on()) events_.step(line, eval_loss, process_memory().resident);
 }
 
 // Also the last step, which finish() would save otherwise, before its evaluation.
 void Loop::Training::save_where_due() {
   const bool is_last = state_.step == total_steps();
-  const bool is_due = options_.save_steps > 0 && state_.step % options_.save_steps == 0;
-  if (is_due || (is_last && state_.held_out.is_due)) save({.ends_run = is_last, .may_fail = !is_last});
+  const bool is_its_turn = is_due(data().save_steps, options_.save_strategy);
+  if (is_its_turn || (is_last && state_.held_out.is_due)) save({.ends_run = is_last, .may_fail = !is_last});
 }
 
 // In between, a run whose state is in memory goes on without a checkpoint that can't be written: what was saved before is still there, the
 // disk may have room again when the next one is due, and ending the run would lose what it has computed since.
-bool Loop::Training::save(const Save& how) {
+bool Loop::Training::save(const SaveOptions& how) {
   is_saving_ = true;
-  const Saved saved = loop_.save(how);
+  const SaveOutcome outcome = loop_.save(how);
   is_saving_ = false;
-  if (saved.failure.empty()) {
+  if (outcome.failure.empty()) {
     saved_step_ = state_.step;
     has_saved_ = true;
   }
-  for (const std::string& note : saved.notes) tell(note);
-  if (saved.failure.empty())
+  for (const std::string& note : outcome.notes) tell(note);
+  if (outcome.failure.empty())
     tell(fmt::format("saved {}", loop_.folder_.last_checkpoint()));
   else
     tell(fmt::format("step {} could not be saved: {}; the run goes on, and tries again when a checkpoint is due; {}", state_.step,
-                     saved.failure, loop_.last_save()));
-  return saved.failure.empty();
+                     outcome.failure, loop_.last_save()));
+  return outcome.failure.empty();
 }
 
 // `line`: of the step, for the log; empty: there is none.
 void Loop::Training::evaluate_and_log(const std::string& line) {
   const HeldOutState before = state_.held_out;
   const auto log = [&](std::optional<double> loss) {
-    if (!line.empty()) log_.step(line, loss);
+    if (!line.empty()) log_step(line, loss);
   };
   std::optional<double> loss;
   try {
@@ -391,7 +416,7 @@ std::optional<double> Loop::Training::evaluate() {
   const EvalReport evaluated = loop_.evaluate();
   const Schedule& schedule = loop_.job_.schedule;
   if (std::isnan(evaluated.loss) && loop_.stop_.load(std::memory_order_relaxed)) return std::nullopt;
-  if (schedule.follows_loss() && evaluated.step % options_.eval_steps == 0) {
+  if (schedule.follows_loss() && is_due(data().eval_steps, options_.eval_strategy)) {
     schedule.def->observe(schedule, state_.schedule, evaluated.loss);
     state_.schedule.step = evaluated.step;
   }
@@ -412,8 +437,8 @@ void Loop::Training::check_best() {
   if (!options_.load_best_model_at_end || held_out.best_step == 0) return;
   const bool is_here = held_out.best_step == state_.step;  // the run goes on from it
   if (is_here && is_done()) return;
-  if (loop_.folder_.has_best(state_, /*written_out=*/loop_.has_state_file())) return;
-  if (is_here && save({.written_out = true, .may_fail = true})) return;
+  if (loop_.folder_.has_best(loop_.runtime_, state_)) return;
+  if (is_here && save({.in_own_files = true, .may_fail = true})) return;
   tell(fmt::format("the checkpoint of the lowest held-out loss so far ({:.6g} after step {}) isn't in '{}': only later ones count",
                    held_out.best.value_or(kNoLoss), held_out.best_step, options_.output_dir));
   held_out.best.reset();
@@ -424,8 +449,8 @@ void Loop::Training::check_best() {
 void Loop::Training::keep_best(const HeldOutState& before) {
   HeldOutState& held_out = state_.held_out;
   if (!options_.load_best_model_at_end || held_out.best_step != state_.step || is_done()) return;
-  if (saved_step_ == state_.step && loop_.folder_.has_best(state_, /*written_out=*/loop_.has_state_file())) return;
-  if (save({.written_out = true, .may_fail = true})) return;
+  if (saved_step_ == state_.step && loop_.folder_.has_best(loop_.runtime_, state_)) return;
+  if (save({.in_own_files = true, .may_fail = true})) return;
   tell(fmt::format(
       "so the weights after step {}, of the lowest held-out loss so far, can't become the result: the lowest of the others counts",
       state_.step));
@@ -479,6 +504,11 @@ void Loop::Training::write_reports() {
     loop_.note(fmt::format("wrote {} to {}", what, path));
   };
   write(options_.op_times, "the times of the ops", [&] { loop_.runtime_.write_op_times(); });
+  if (RunTimeline* const timeline = loop_.runtime_.timeline(); timeline != nullptr && timeline->first_step() == 0)
+    loop_.note(fmt::format("no step was made that `timeline` is of, so {} isn't written", options_.timeline));
+  else if (timeline != nullptr)
+    write(options_.timeline, fmt::format("the timeline of steps {} to {}", timeline->first_step(), timeline->last_step()),
+          [&] { timeline->finish(); });
   const int64_t step = weights_step_.value_or(state_.step);
   write(options_.save_optimizer_state, fmt::format("the optimizer's state after step {}", step),
         [&] { write_optimizer_state(loop_.job_, loop_.planned_, loop_.runtime_.content(), step); });

@@ -12,7 +12,7 @@
 
 namespace ort_train {
 
-// What the sum that a graph of so many samples makes of a loss counts for: a mean that the model outputs for all of them.
+// How much a graph's loss sum weighs in the job's: a mean that the model itself makes stands for all its samples; other sums weigh 1.
 inline double weight_of_sum(const JobLoss& loss, int64_t samples) {
   return loss.counted == Counted::batches ? static_cast<double>(samples) : 1;
 }

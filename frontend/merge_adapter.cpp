@@ -219,7 +219,7 @@ std::string export_merged(const Options& options) {
     const FolderLock lock(options.output_dir);
     if (const std::string path = options.output_dir + "/model.onnx"; exists(path) && !options.overwrite)
       throw error(ErrorCode::usage, "{}: is there already: replace it (`overwrite`), or choose another `output_dir`", path);
-    return export_model(model.info, changed, merged(adapters, settings.scale, weights, numbers), options.output_dir);
+    return export_model(model.info, changed, merged(adapters, settings.scale, weights, numbers), options.output_dir, "export it again");
   });
 }
 

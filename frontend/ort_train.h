@@ -47,7 +47,7 @@ struct SelectionLimit {
 // Fields have the names and defaults of the command line's options, which follow Hugging Face's Trainer where it has the option.
 struct Options {
   std::string model{};  // path of an ONNX file
-  std::string data{};   // .txt, .bin, .npy, .npz, .safetensors, or a folder with train and valid of one of these
+  std::string data{};   // .txt, .bin, .npy, .npz, .safetensors, .jsonl, or a folder with train and valid of one of these
   std::string task{};   // "causal-lm" or empty. With it, where arrays have no `labels`, the labels are `input_ids`, without padding
   // What is minimized: cross_entropy | nll | mse | l1 | smooth_l1 | huber | binary_cross_entropy (of logits) | focal | dice | kl |
   // distillation | cosine_embedding | info_nce | triplet | ctc | output (the model's output is the loss); or several, with weights,
@@ -132,7 +132,10 @@ struct Options {
   int64_t max_steps = -1;  // if positive, num_train_epochs is ignored
   double num_train_epochs = 3;
   int64_t gradient_accumulation_steps = 1;
-  int64_t eval_steps = 0;         // evaluate every N steps and at the end; 0: never
+  int64_t eval_steps = 0;  // evaluate every N steps and at the end; 0: never, unless eval_strategy says so
+  // "steps": by eval_steps; "epoch": after each epoch and at the end, without eval_steps; "no": never. Empty: steps where eval_steps are
+  // given, else no. Below, what needs eval_steps goes with "epoch" as well, and multiples of eval_steps are the ends of epochs.
+  std::string eval_strategy{};
   int64_t eval_batches = 0;       // at most N batches in an evaluation; 0: all
   double validation_split = 0.1;  // share held out at a single file's end; used if eval_steps > 0
   // Without eval_steps: keep a folder's validation file ready for evaluate(), which says so if that file doesn't fit; false: don't open it.
@@ -151,6 +154,9 @@ struct Options {
   // when stopped. One that is due together with an evaluation is saved first. Where one in between can't be written, a run whose state is
   // in memory goes on without it, and a note says so; of a streamed run that is an Error(io), as it is for all at the end.
   int64_t save_steps = 500;
+  // "steps", as which empty counts: by save_steps; "epoch": after each epoch instead; "no": as with 0 save_steps. Other save_steps than the
+  // default are refused with the last two.
+  std::string save_strategy{};
   // The number of checkpoints that are kept. 0: two, or one in a streamed run. A streamed run's state file has a slot for each checkpoint
   // that is kept and one to write to: with two it has three slots for each tensor, which the plan and `nvme_budget` count.
   int64_t save_total_limit = 0;
@@ -167,7 +173,13 @@ struct Options {
   bool overwrite = false;
   int64_t predict_batch_size = 0;  // the batch size of predict(); 0: predict() is not used
   std::string log_file{}, plan_json{}, plan_svg{}, dump_problem{}, save_gradients{};
-  std::string op_times{};              // JSON file for how long each op took a step, at the end of train()
+  // TensorBoard's event files, one for each call of train(): tensorboard (into the folder `logging_dir`; empty: `runs` in output_dir) |
+  // none | empty (tensorboard where `logging_dir` is given). One that can't be written to ends the run, saved, as the log does.
+  std::string report_to{}, logging_dir{};
+  std::string op_times{};  // JSON file for how long each op took a step, at the end of train()
+  // JSON file, a Chrome trace, for what happened when in some steps, which are 32 at most: FIRST-LAST or one step; empty: the second to the
+  // fourth that this trainer makes. Refused on a GPU.
+  std::string timeline{}, timeline_steps{};
   std::string save_optimizer_state{};  // .safetensors file for the optimizer's state at the end of train()
   bool retie = true, untie = false;
   // Which tensors are trained follows from the exporter's metadata, or else from what they are used for; check() lists all, with the
@@ -264,11 +276,11 @@ struct LengthReport {
 struct PlanReport {
   int64_t budget = 0;          // Options::budget, or the machine's memory where the job would take more; 0: none
   int64_t minimum_budget = 0;  // the smallest budget that is accepted, in bytes
-  std::string minimum_op,
-      minimum_entry;        // the operation and entry point that set it; what is no operation of the job has no entry; on a GPU empty
-  std::string device;       // the GPU's name; empty: the processor
-  int64_t arena_bytes = 0;  // of the memory that most is computed in: the GPU's, or the host's
-  int64_t host_bytes = 0;   // beside a GPU: pinned
+  // The operation and entry point that set it; what is no operation of the job has no entry; on a GPU empty.
+  std::string minimum_op, minimum_entry;
+  std::string device;                          // the GPU's name; empty: the processor
+  int64_t arena_bytes = 0;                     // of the memory that most is computed in: the GPU's, or the host's
+  int64_t host_bytes = 0;                      // beside a GPU: pinned
   int64_t up_per_step = 0, down_per_step = 0;  // bytes that go to the GPU and back
   int64_t peak_live_bytes = 0;                 // arena_bytes / peak_live_bytes is the fragmentation
   MemoryTable at_peak;                         // what the bytes are for when most are in use

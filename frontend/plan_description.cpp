@@ -146,7 +146,7 @@ int64_t Description::written_in_all() const {
     if (!is_in_file(value) && (value.purpose == Purpose::weights || value.purpose == Purpose::optimizer))
       checkpoint += whole_sectors(value.home.bytes);
   }
-  const int64_t every = options_.save_steps > 0 ? options_.save_steps : job_.data.total_steps;
+  const int64_t every = job_.data.save_steps > 0 ? job_.data.save_steps : job_.data.total_steps;
   const int64_t checkpoints = every > 0 ? (job_.data.total_steps + every - 1) / every : 0;  // the last at the end
   return report_.disk_written_per_step * job_.data.total_steps + first + (report_.state_bytes > 0 ? checkpoints * checkpoint : 0);
 }

@@ -12,6 +12,7 @@
 #include "frontend/run_disk.h"
 #include "frontend/units.h"
 #include "graph/error.h"
+#include "graph/rounding.h"
 #include "passes/disk_search.h"
 #include "passes/plan_report.h"
 #include "passes/smallest_budget.h"
@@ -70,7 +71,7 @@ class JobPlanner {
   void raise_for_planning(SmallestBudget& least) const { least.raise_for_planning(planned_.reserve, planning_bytes(planned_.footprint)); }
   int64_t table_bytes(int64_t host) const;
   int64_t state_bytes() const;
-  DiscretePlan beside_tables(const DeviceMemories& memories) const;
+  DiscretePlan plan_beside_page_tables(const DeviceMemories& memories) const;
   int64_t takes(const Program& program) const { return budget_of(planned_.reserve, program); }
   SmallestBudget budget_in_memory(const PlannedCandidate& in_memory_plan) const {
     return budget_for(planned_.reserve, in_memory_plan.planned.program, in_memory_plan.candidate);
@@ -128,9 +129,7 @@ PlannedJob JobPlanner::on_processor() {
 }
 
 // Of a device's memory, for page tables that map so much of the host's.
-int64_t JobPlanner::table_bytes(int64_t host) const {
-  return on_.mapping > 0 ? in_whole(on_.page, (host + on_.mapping - 1) / on_.mapping) : 0;
-}
+int64_t JobPlanner::table_bytes(int64_t host) const { return on_.mapping > 0 ? round_up(divided_up(host, on_.mapping), on_.page) : 0; }
 
 // About what steps leave to one another: weights and optimizer state.
 int64_t JobPlanner::state_bytes() const {
@@ -143,7 +142,7 @@ int64_t JobPlanner::state_bytes() const {
 }
 
 // The fastest plan that leaves the device's memory room for its page tables. How much these take depends on the plan, so that is guessed.
-DiscretePlan JobPlanner::beside_tables(const DeviceMemories& memories) const {
+DiscretePlan JobPlanner::plan_beside_page_tables(const DeviceMemories& memories) const {
   const auto plan_beside = [&](int64_t tables) {
     DeviceMemories left = memories;
     left.device = std::max<int64_t>(memories.device - tables, 0);
@@ -154,18 +153,19 @@ DiscretePlan JobPlanner::beside_tables(const DeviceMemories& memories) const {
   const auto has_room = [&](const DiscretePlan& plan) {
     return plan.placed && plan.placed->planned.program.memory().bytes + tables_of(plan) <= memories.device;
   };
+  constexpr int64_t kAnyHost = 1;  // byte: takes one page of tables
   const int64_t state = state_bytes();
-  DiscretePlan plan = plan_beside(table_bytes(state > memories.device ? std::min(state, memories.host) : 1));
+  DiscretePlan plan = plan_beside(table_bytes(state > memories.device ? std::min(state, memories.host) : kAnyHost));
   if (on_.mapping == 0 || has_room(plan)) return plan;
   if (plan.placed) {
     const int64_t tables = tables_of(plan) + on_.page;  // with less of the device's memory a plan may take more of the host's
-    plan.placed.reset();
+    plan.placed.reset();                                // two plans are never in memory
     plan = plan_beside(tables);
     if (has_room(plan)) return plan;
   }
   if (memories.device < plan.least_device) return plan;
-  // As the smallest budget has it that is named. Without a disk a plan may take more of the host's memory than that counts: its tables then
-  // take what is set aside for other things, and the driver's count decides.
+  // At last, room for the page tables that the named smallest budget counts. A plan without a disk may pin more of the host's memory; then
+  // its tables take from the reserve, and the driver's count decides.
   plan.placed.reset();
   return plan_beside(table_bytes(whole_pages(plan.least_host)));
 }
@@ -187,7 +187,7 @@ PlannedJob JobPlanner::on_device() {
     memories.disk = rates_.stream();
   }
   if (options_.nvme_budget > 0) before_ = state_before(options_);
-  DiscretePlan plan = beside_tables(memories);
+  DiscretePlan plan = plan_beside_page_tables(memories);
   const int64_t least_host = whole_pages(plan.least_host);
   planned_.least = device_budget(planned_.reserve + table_bytes(least_host), plan.least_device, on_.page);
   const auto refuse = [&](const std::string& what) {

@@ -1,13 +1,17 @@
 #include "frontend/report_files.h"
 
+#include <fcntl.h>
 #include <fmt/format.h>
+#include <unistd.h>
 
 #include <algorithm>
+#include <cerrno>
 #include <filesystem>
 #include <fstream>
 #include <optional>
 #include <vector>
 
+#include "frontend/event_file.h"
 #include "graph/error.h"
 #include "offload/file_system.h"
 
@@ -31,6 +35,7 @@ std::vector<Report> reports_of(const Options& options) {
                               {"plan_svg", options.plan_svg, "<svg ", {"<desc>ort-train"}},
                               {"dump_problem", options.dump_problem, "{\"version\":", {"\"memory\":"}},
                               {"op_times", options.op_times, "{", {"\"entries\": ["}},
+                              {"timeline", options.timeline, "{\"otherData\":{\"producer\":\"ort-train\"", {"\"traceEvents\":["}},
                               {"save_gradients", options.save_gradients, "", {"__metadata__", kGradientsMark}, false},
                               {"save_optimizer_state", options.save_optimizer_state, "", {"__metadata__", kStateMark}, false},
                               {"profile", options.profile, "{", {"\"machine\":"}}};
@@ -56,6 +61,23 @@ std::optional<std::string> head_of(const std::string& path) {
   head.resize(static_cast<size_t>(file.gcount()));
   if (!file.is_open() || file.bad()) return std::nullopt;
   return head;
+}
+
+bool is_regular_or_new(const std::string& path) {
+  std::error_code code;
+  return !fs::exists(path, code) || fs::is_regular_file(path, code);
+}
+
+// The folder is there and may be written, or can be made.
+void check_event_folder(const std::string& folder) {
+  if (folder.empty()) return;
+  std::string there = canonical(folder).string();
+  while (!exists(there) && folder_of(there) != there) there = folder_of(there);
+  std::error_code code;
+  if (!fs::is_directory(there, code))
+    throw error(ErrorCode::usage, "`logging_dir` {}: '{}' is no folder; choose another one", folder, there);
+  if (::faccessat(AT_FDCWD, there.c_str(), W_OK | X_OK, AT_EACCESS) != 0)
+    throw error(ErrorCode::io, "`logging_dir` {}: '{}' can't be written: {}; choose another one", folder, there, reason(errno));
 }
 
 }  // namespace
@@ -87,6 +109,11 @@ void refuse_foreign_reports(const Options& options) {
   };
   if (!options.log_file.empty() && is_checkpoint(canonical(options.log_file)))
     throw error(ErrorCode::usage, "`log_file` {}: is where checkpoints go; choose another file", options.log_file);
+  if (const std::string events = event_folder(options); !events.empty()) {
+    if (is_checkpoint(canonical(events)))
+      throw error(ErrorCode::usage, "`logging_dir` {}: is where checkpoints go; choose another folder", events);
+    check_event_folder(events);
+  }
   for (const Report& report : reports_of(options)) {
     const auto refuse = [&](std::string_view why) {
       return error(ErrorCode::usage, "`{}` {}: {}; choose another file", report.option, report.path, why);
@@ -120,14 +147,28 @@ std::string report_target(const std::string& path) {
 }
 
 void write_report(const std::string& path, std::string_view text) {
-  std::error_code code;
-  if (fs::exists(path, code) && !fs::is_regular_file(path, code)) {
-    std::ofstream file(path, std::ios::binary);
-    if (!file.write(text.data(), static_cast<std::streamsize>(text.size())).flush())
-      throw error(ErrorCode::io, "'{}' can't be written", path);
-    return;
-  }
-  replace_file(report_target(path), text);
+  ReportFile file(path);
+  file.append(text);
+  file.publish();
+}
+
+ReportFile::ReportFile(const std::string& path) : path_(path) {
+  if (is_regular_or_new(path))
+    file_.emplace(report_target(path));
+  else
+    into_.open(path, std::ios::binary);
+}
+
+void ReportFile::append(std::string_view text) {
+  if (file_)
+    file_->file().write(bytes_, std::as_bytes(std::span(text)));
+  else if (!into_.write(text.data(), static_cast<std::streamsize>(text.size())).flush())
+    throw error(ErrorCode::io, "'{}' can't be written", path_);
+  bytes_ += static_cast<int64_t>(text.size());
+}
+
+void ReportFile::publish() {
+  if (file_) file_->publish();
 }
 
 }  // namespace ort_train

@@ -63,6 +63,18 @@ std::unique_ptr<StateFile> take_over(const Options& options, const Program& prog
   return std::make_unique<StateFile>(here.string(), table, fs::absolute(options.output_dir).string(), saved.before);
 }
 
+// The plan may count on the checkpoint's file where the run can't go on in it: the newest checkpoint is damaged, and the one before it is
+// in no state file, for example.
+void check_budget(const Options& options, const DiskNeed& need) {
+  if (options.nvme_budget == 0) return;
+  const int64_t held = state_before(options).held();
+  if (need.total() + held <= options.nvme_budget) return;
+  throw error(ErrorCode::budget,
+              "'{}': the run can't go on in the state file of its newest checkpoint, and makes another: that takes {} bytes, beside {} of "
+              "what is there, more than `nvme_budget` {}: raise that",
+              options.nvme_path, need.total(), held, options.nvme_budget);
+}
+
 }  // namespace
 
 DiskNeed disk_need(const Program& program, int slots) {
@@ -80,6 +92,8 @@ DiskNeed disk_need(const PlanEstimate& estimate, const Program& other, int slots
 
 StateBefore state_before(const Options& options) {
   StateBefore before;
+  const std::vector<std::string> checkpoints = checkpoints_newer_than(options.output_dir, {});
+  const std::string newest = checkpoints.empty() ? std::string() : state_id(checkpoints.front());
   std::error_code failure;
   for (const auto& entry : fs::directory_iterator(options.nvme_path, failure)) {
     const std::string path = entry.path().string();
@@ -88,7 +102,7 @@ StateBefore state_before(const Options& options) {
     const std::optional<File> file = File::find(path, Access::read, code);
     const StateHeader header = file ? read_state_header(*file) : StateHeader{};
     if (header.id.empty() || !same_file(header.owner, options.output_dir) || !refers_to_state(options.output_dir, header.id)) continue;
-    before.files.push_back({.size = file->size(), .held = file->held()});
+    before.files.push_back({.size = file->size(), .held = file->held(), .has_newest = header.id == newest});
   }
   return before;
 }
@@ -100,9 +114,9 @@ int64_t StateBefore::held() const {
 }
 
 int64_t most_on_disk(const DiskNeed& need, const StateBefore& before, const RunStart& start) {
-  int64_t goes_on = 0;  // held by the file that the run may go on in
+  int64_t goes_on = 0;  // held by the file that the run goes on in
   for (const StateBefore::Found& file : before.files) {
-    if (need.state > 0 && file.size == need.state) goes_on = goes_on == 0 ? file.held : std::min(goes_on, file.held);
+    if (need.state > 0 && file.size == need.state && file.has_newest) goes_on = file.held;
   }
   return need.total() + before.held() - (start.is_resumed() && !start.is_branch ? goes_on : 0);
 }
@@ -124,10 +138,12 @@ OpenedDisk open_disk(const Options& options, const Program& program, const RunSt
   if (program.file().bytes == 0) return opened;
   std::unique_ptr<StateFile> file;
   std::vector<StateHome> homes;
-  if (const int slots = state_slots(options); disk_need(program, slots).state > 0) {
+  const int slots = state_slots(options);
+  if (const DiskNeed need = disk_need(program, slots); need.state > 0) {
     if (saved.table != nullptr) file = take_over(options, program, start, saved);
     opened.in_place = file != nullptr;
     if (!file) {
+      if (start.is_resumed()) check_budget(options, need);
       file = std::make_unique<StateFile>(options.nvme_path, tensors_of(program), fs::absolute(options.output_dir).string(), slots);
     }
     for (const Persistent& value : program.persistent) {

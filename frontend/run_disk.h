@@ -27,15 +27,16 @@ DiskNeed disk_need(const PlanEstimate& estimate, const Program& other, int slots
 // The state files in the folder `nvme_path` to which the checkpoints in the output folder refer.
 struct StateBefore {
   struct Found {
-    int64_t size = 0;  // with all its slots
-    int64_t held = 0;  // bytes that it takes
+    int64_t size = 0;         // with all its slots
+    int64_t held = 0;         // bytes that it takes
+    bool has_newest = false;  // the newest checkpoint refers to it
   };
   std::vector<Found> files{};
   int64_t held() const;  // by all of them
 };
 StateBefore state_before(const Options& options);
-// What is there at most in a run. One that is resumed goes on in its checkpoint's state file; any other makes a new one, and the old one
-// stays until a checkpoint refers to the new one.
+// What is there at most in a run. One that is resumed goes on in its checkpoint's state file; any other, also one from a checkpoint that
+// was written out, makes a new one, and the old one stays until a checkpoint refers to the new one.
 int64_t most_on_disk(const DiskNeed& need, const StateBefore& before, const RunStart& start);
 
 // Removes what runs before this one have left in the folder `nvme_path`, and tells of what it leaves.
@@ -51,6 +52,7 @@ struct SavedSlots {
   std::string path{};                // of the state file
   std::vector<SlotTable> before{};   // of earlier checkpoints that are kept in it, too
 };
+// Throws Error(budget) where the run needs another state file than was planned, for which `nvme_budget` has no room.
 OpenedDisk open_disk(const Options& options, const Program& program, const RunStart& start, const DiskOptions& engine,
                      const SavedSlots& saved);
 

@@ -26,8 +26,6 @@ std::string listed(const std::vector<std::string>& names) {
   return text;
 }
 
-bool has_state_file(const Runtime& runtime) { return runtime.disk() != nullptr && runtime.disk()->state() != nullptr; }
-
 }  // namespace
 
 // --- the checkpoint that the run goes on from -------------------------------------------------------------------------------------------
@@ -104,20 +102,20 @@ void RunFolder::make_room(const Runtime& runtime, const RunState& state) const {
 void RunFolder::check_space(const Runtime& runtime, const RunState& state) const {
   const std::optional<int64_t> free = free_bytes(options_.output_dir);
   if (!free) return;
-  const bool in_slots = has_state_file(runtime), keeps_best = options_.load_best_model_at_end;
+  const bool in_slots = runtime.has_state_file(), keeps_best = options_.load_best_model_at_end;
   const int64_t limit = kept_checkpoints(options_, in_slots), kept = keeps_best && !in_slots ? std::max<int64_t>(limit, 2) : limit;
   const int64_t each = checkpoint_bytes(runtime.content(), in_slots);
   const int64_t model = options_.adapter_only ? adapter_bytes(job_.model.adapters, job_.model.weights) : export_bytes(job_.model.info);
   const int64_t total = job_.data.total_steps;
-  const int64_t every = options_.save_steps > 0 ? options_.save_steps : total;
+  const int64_t every = job_.data.save_steps > 0 ? job_.data.save_steps : total;
   int64_t saves = state.step >= total ? 0 : total / every - state.step / every + (total % every != 0 ? 1 : 0);
-  if (keeps_best && !in_slots && state.step < total) saves += total / options_.eval_steps - state.step / options_.eval_steps;
+  if (keeps_best && !in_slots && state.step < total) saves += total / job_.data.eval_steps - state.step / job_.data.eval_steps;
   const CheckpointsThere there = checkpoints_there(options_.output_dir, state.run);
   int64_t wanted = space_needed(each, kept, saves, std::min(there.own, kept), there.others_bytes, model);
   std::string best;
   if (keeps_best && in_slots && state.step < total) {  // written out as a whole, the next one while the last is there
     const int64_t whole = checkpoint_bytes(runtime.content());
-    wanted += whole * (has_best(state, /*written_out=*/true) ? 1 : 2);
+    wanted += whole * (has_best(runtime, state) ? 1 : 2);
     best = fmt::format(", that of the lowest held-out loss takes {}", whole);
   }
   if (*free >= wanted) return;
@@ -172,10 +170,10 @@ std::string RunFolder::note_links(const StateFile* slots) {
 
 // --- the checkpoint of the lowest held-out loss -----------------------------------------------------------------------------------------
 
-bool RunFolder::has_best(const RunState& state, bool written_out) const {
+bool RunFolder::has_best(const Runtime& runtime, const RunState& state) const {
   if (state.held_out.best_step == 0) return false;
   const std::string path = checkpoint_path_of(options_.output_dir, state.held_out.best_step);
-  return is_our_checkpoint(path) && is_of_run(path, state.run) && !(written_out && is_in_state_file(path));
+  return is_our_checkpoint(path) && is_of_run(path, state.run) && !(runtime.has_state_file() && is_in_state_file(path));
 }
 
 void RunFolder::load_best(const Runtime& runtime, const RunState& state) const {

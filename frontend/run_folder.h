@@ -55,8 +55,8 @@ class RunFolder {
   const std::string& last_checkpoint() const { return last_checkpoint_; }  // the last that was saved or read; empty: none
 
   // --- the checkpoint of the lowest held-out loss (HeldOutState::best_step)
-  // Whether the run has it here. `written_out`: and not in a state file.
-  bool has_best(const RunState& state, bool written_out) const;
+  // Whether the run has it here, as files that no later step overwrites.
+  bool has_best(const Runtime& runtime, const RunState& state) const;
   void load_best(const Runtime& runtime, const RunState& state) const;
 
   // --- the result

@@ -61,6 +61,7 @@ Runtime::Runtime(Job& job, PlannedJob& planned, CpuDevice& device, const Note& n
       processor_(device),
       note_(note),
       executor_(planned.program, planned.set.graphs(), planned.discrete_device ? *planned.discrete_device : device) {
+  if (!job.options.timeline.empty()) timeline_.emplace(job.options, planned.program, planned.set.graphs());
   if (job.options.op_times.empty()) return;
   Device& runs = this->device();
   op_times_.emplace(
@@ -174,7 +175,7 @@ bool Runtime::open_files(const RunStart& start, const SavedSlots& saved) {
   return opened.in_place;
 }
 
-int64_t Runtime::bytes_beside_arena() const { return used_device_bytes() - in_whole(planned_.page, memory_.at(kMemory)->bytes()); }
+int64_t Runtime::bytes_beside_arena() const { return used_device_bytes() - round_up(memory_.at(kMemory)->bytes(), planned_.page); }
 
 // By the driver's count, now that everything is loaded: what the plan says is a promise.
 void Runtime::check_device_memory() const {
@@ -224,7 +225,21 @@ bool Runtime::run(size_t entry, const std::atomic<bool>* until) {
   }
   spent_.waiting += times.waiting * 1e3;
   if (op_times_) op_times_->add(entry, times);
+  if (timeline_ && timeline_->is_in_step()) timeline_->add(entry, disk_ ? disk_->take_records() : std::vector<TransferRecord>{});
   return true;
+}
+
+void Runtime::begin_step(int64_t step, bool is_last) {
+  if (!timeline_ || !timeline_->begin_step(step, is_last)) return;
+  executor_.trace(&timeline_->trace());
+  if (disk_) disk_->record(true);
+}
+
+void Runtime::end_step(bool is_last) {
+  if (!timeline_ || !timeline_->is_in_step()) return;
+  executor_.trace(nullptr);
+  if (disk_) disk_->record(false);
+  timeline_->end_step(is_last);
 }
 
 std::span<std::byte> Runtime::place(size_t entry, ValueId value) const {

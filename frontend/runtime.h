@@ -18,6 +18,7 @@
 #include "frontend/op_times.h"
 #include "frontend/plan_job.h"
 #include "frontend/run_disk.h"
+#include "frontend/timeline.h"
 
 namespace ort_train {
 
@@ -58,6 +59,10 @@ class Runtime {
     double computing = 0, waiting = 0;  // milliseconds
   };
   Spent& spent() { return spent_; }
+  // Around the runs of a training step: they may be traced for Options::timeline.
+  void begin_step(int64_t step, bool is_last);
+  void end_step(bool is_last);
+  RunTimeline* timeline() { return timeline_ ? &*timeline_ : nullptr; }  // null: nobody wants it
   void fail(const std::string& why) { failure_ = why; }
   // Throws Error(usage) where it has failed.
   void check_usable() const;
@@ -87,6 +92,7 @@ class Runtime {
   StateFile* fill_slots();
 
   SpillDisk* disk() const { return disk_.get(); }  // null: there is none
+  bool has_state_file() const { return disk_ != nullptr && disk_->state() != nullptr; }
   void watch(NodeWatch* watch) { executor_.watch(watch); }
   int32_t failed_instruction() const { return executor_.failed(); }  // of the last run
   int64_t measured_peak_bytes() const { return executor_.measured_peak_bytes(); }
@@ -112,6 +118,7 @@ class Runtime {
   std::string failure_;  // why it can't be used any more
   Spent spent_;
   std::optional<OpTimes> op_times_;
+  std::optional<RunTimeline> timeline_;
 };
 
 }  // namespace ort_train

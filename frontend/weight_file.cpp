@@ -9,6 +9,7 @@
 #include "graph/onnx/reader.h"
 
 namespace ort_train {
+namespace {
 
 void read_integers(const File& file, const FileRange& range, const IntegerIndex& index, int64_t first, std::span<std::byte> to) {
   std::vector<std::byte> bytes;
@@ -20,13 +21,16 @@ void read_integers(const File& file, const FileRange& range, const IntegerIndex&
     bytes.resize(static_cast<size_t>(end - begin));
     file.read(begin, bytes);
     std::span<const std::byte> rest(bytes);
-    const size_t decoded = onnx::decode_varints(rest, elements), wanted = std::min(elements.size() - skipped, to.size() / sizeof(uint16_t));
+    const size_t decoded = onnx::decode_varints(rest, sizeof(uint16_t), std::as_writable_bytes(std::span(elements))),
+                 wanted = std::min(elements.size() - skipped, to.size() / sizeof(uint16_t));
     if (decoded < skipped + wanted) throw error(ErrorCode::io, "'{}' was changed since it was imported", file.path());
     std::memcpy(to.data(), elements.data() + skipped, wanted * sizeof(uint16_t));
     to = to.subspan(wanted * sizeof(uint16_t));
     first += static_cast<int64_t>(wanted);
   }
 }
+
+}  // namespace
 
 std::optional<IntegerIndex> index_integers(const File& file, const FileRange& range, int64_t count) {
   constexpr int64_t kRead = int64_t{1} << 16;  // bytes
@@ -42,7 +46,8 @@ std::optional<IntegerIndex> index_integers(const File& file, const FileRange& ra
       const int64_t behind = element % IntegerIndex::kEach;  // a block's beginning
       if (behind == 0 && !rest.empty()) index.begins.push_back(at + static_cast<int64_t>(bytes.size() - rest.size()));
       const int64_t left = std::min(IntegerIndex::kEach - behind, count - element);
-      decoded = onnx::decode_varints(rest, std::span(elements).first(static_cast<size_t>(left)));
+      const auto to = std::as_writable_bytes(std::span(elements).first(static_cast<size_t>(left)));
+      decoded = onnx::decode_varints(rest, sizeof(uint16_t), to);
       if (decoded == 0 && behind == 0 && !rest.empty()) index.begins.pop_back();  // cut short
     }
     if (rest.size() == bytes.size() || (element == count && !rest.empty())) return std::nullopt;
@@ -52,11 +57,16 @@ std::optional<IntegerIndex> index_integers(const File& file, const FileRange& ra
   return index;
 }
 
-void read_elements(const File& file, const WeightPlace& from, int64_t first, std::span<std::byte> to) {
-  if (from.integers)
-    read_integers(file, from.bytes, *from.integers, first, to);
+void read_elements(const File& file, const FileRange& range, const IntegerIndex* integers, int64_t element_bytes, int64_t first,
+                   std::span<std::byte> to) {
+  if (integers != nullptr)
+    read_integers(file, range, *integers, first, to);
   else
-    file.read(from.bytes.offset + first * size_of(from.dtype), to);
+    file.read(range.offset + first * element_bytes, to);
+}
+
+void read_elements(const File& file, const WeightPlace& from, int64_t first, std::span<std::byte> to) {
+  read_elements(file, from.bytes, from.integers.get(), size_of(from.dtype), first, to);
 }
 
 void read_weight(const WeightPlace& from, int64_t first, DType wanted, std::span<std::byte> to) {

@@ -13,11 +13,12 @@
 
 namespace ort_train {
 
-// The elements of a weight from `first` on as its file, which is open, has them. Throws Error: io, unsupported.
+// The elements of a tensor from `first` on as its file, which is open, has them in `range`. `integers`: as WeightPlace::integers. Throws
+// Error: io, unsupported.
+void read_elements(const File& file, const FileRange& range, const IntegerIndex* integers, int64_t element_bytes, int64_t first,
+                   std::span<std::byte> to);
 void read_elements(const File& file, const WeightPlace& from, int64_t first, std::span<std::byte> to);
-// The same of elements that are stored as integers.
-void read_integers(const File& file, const FileRange& range, const IntegerIndex& index, int64_t first, std::span<std::byte> to);
-// Looks through such integers; none where they are not so many.
+// Looks through elements that are stored as integers; none where they are not so many.
 std::optional<IntegerIndex> index_integers(const File& file, const FileRange& range, int64_t count);
 
 // The numbers of a weight from `first` on, in another type where it has one of its own. Throws Error(data) where that can't hold one.

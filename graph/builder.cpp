@@ -53,6 +53,10 @@ ValueId Builder::constant(Tensor tensor) {
   return graph_.add_constant(std::move(tensor), node_name_.empty() ? "constant" : node_name_ + "/constant");
 }
 
+ValueId Builder::zeros(Shape shape, DType type) {
+  return emit("ConstantOfShape", {}, {{"shape", std::move(shape)}, {"value", Tensor(type, {1})}});
+}
+
 ValueId Builder::scalar_like(ValueId value, double number) {
   switch (dtype(value)) {
     case DType::float32:

@@ -38,6 +38,7 @@ class Builder {
     return emit_many(op, std::move(inputs), std::move(attributes), 1)[0];
   }
   ValueId constant(Tensor tensor);
+  ValueId zeros(Shape shape, DType type);
   // A scalar of the value's own element type, for arithmetic with it.
   ValueId scalar_like(ValueId value, double number);
 

@@ -68,6 +68,13 @@ DType get_type(const Attributes& attributes, std::string_view name, DType otherw
 
 void set_type(Attributes& attributes, std::string_view name, DType type) { attributes.set(std::string(name), static_cast<int64_t>(type)); }
 
+std::optional<Precision> runs_in(const Attributes& attributes) {
+  if (!attributes.has(kRunsIn)) return {};
+  return static_cast<Precision>(attributes.between(kRunsIn, 0, static_cast<int64_t>(Precision::float32), 0));
+}
+
+void set_runs_in(Attributes& attributes, Precision precision) { attributes.set(kRunsIn, static_cast<int64_t>(precision)); }
+
 std::vector<TensorType> infer_same_as_input(const InferContext& context) {
   return std::vector<TensorType>(context.outputs, context.input(0));
 }

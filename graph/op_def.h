@@ -11,6 +11,7 @@
 #pragma once
 
 #include <initializer_list>
+#include <optional>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -116,6 +117,9 @@ std::vector<TensorType> infer_types(const Graph& graph, const OpDef& op, const s
 // Attributes that are an element type, as a number. get_type throws Error(unsupported) where it is none.
 DType get_type(const Attributes& attributes, std::string_view name, DType otherwise);
 void set_type(Attributes& attributes, std::string_view name, DType type);
+// kRunsIn; none where it is absent. runs_in throws Error(unsupported) where it is no Precision.
+std::optional<Precision> runs_in(const Attributes& attributes);
+void set_runs_in(Attributes& attributes, Precision precision);
 
 // Shape rules that many ops share.
 std::vector<TensorType> infer_same_as_input(const InferContext& context);   // outputs[i] like inputs[0]

@@ -52,8 +52,9 @@ enum class Precision : uint8_t {
 inline constexpr const char* kResultType = "to";        // of output 0, where it isn't the one that follows from the inputs
 inline constexpr const char* kComputeType = "compute";  // what a product's wider operands are rounded to as it reads them
 
-// An attribute by which an importer says how a node runs, a Precision as a number, where that isn't how its op does. A product that follows
-// has the type of its operands but for constants, which it reads as they are. No node has it behind passes/mixed_precision.cpp.
+// An attribute by which an importer says how a node runs, a Precision as a number (runs_in and set_runs_in in graph/op_def.h), where that
+// isn't how its op does. A product that follows has the type of its operands but for constants, which it reads as they are. No node has it
+// behind passes/mixed_precision.cpp.
 inline constexpr const char* kRunsIn = "runs_in";
 
 // What an op that follows does with a constant of one element that the low type hasn't.

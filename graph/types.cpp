@@ -5,6 +5,8 @@
 
 #include <algorithm>
 #include <cmath>
+#include <iterator>
+#include <limits>
 
 #include "graph/dynamic8.h"
 #include "graph/error.h"
@@ -241,6 +243,12 @@ int64_t normalize_axis(int64_t axis, int64_t rank, std::string_view what) {
     throw error(ErrorCode::unsupported, "{} {} is outside a tensor of rank {}", what, axis, rank);
   }
   return axis < 0 ? axis + rank : axis;
+}
+
+Shape without_ones(const Shape& shape) {
+  Shape others;
+  std::copy_if(shape.begin(), shape.end(), std::back_inserter(others), [](int64_t size) { return size != 1; });
+  return others;
 }
 
 Shape broadcast(const Shape& a, const Shape& b) {

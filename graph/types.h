@@ -136,6 +136,8 @@ int64_t checked_product(std::initializer_list<int64_t> sizes);
 std::vector<int64_t> strides_of(const Shape& shape);
 // Axis in [-rank, rank) to [0, rank); throws Error(unsupported) that names `what`.
 int64_t normalize_axis(int64_t axis, int64_t rank, std::string_view what);
+// Without its axes of one element: the elements and their order are the same.
+Shape without_ones(const Shape& shape);
 // NumPy broadcasting; throws Error(unsupported) that names both shapes.
 Shape broadcast(const Shape& a, const Shape& b);
 

@@ -63,6 +63,10 @@ void DiskEngine::wait(DiskTicket ticket) { queue_->wait(ticket); }
 
 void DiskEngine::drain() { queue_->drain(); }
 
+void DiskEngine::record(bool on) { queue_->record(on); }
+
+std::vector<TransferRecord> DiskEngine::take_records() { return queue_->take_records(); }
+
 int64_t DiskEngine::pinned_bytes() const { return worker_->pinned_bytes(); }
 
 }  // namespace ort_train

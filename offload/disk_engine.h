@@ -5,7 +5,7 @@
 // for the write first. The memory and the file of a request belong to the engine until wait() has returned or thrown for it.
 //
 // Any thread may call; a DiskEngine runs threads of its own, which nothing of the caller's can hold up. It allocates when it is made and
-// when something fails, and not otherwise.
+// when something fails, and where requests are recorded, and not otherwise.
 
 #pragma once
 
@@ -14,7 +14,9 @@
 #include <memory>
 #include <span>
 #include <string>
+#include <vector>
 
+#include "exec/run_trace.h"
 #include "offload/disk_file.h"
 
 namespace ort_train {
@@ -54,6 +56,14 @@ struct DiskRequest {
 
 using DiskTicket = uint64_t;  // counts up from 1
 
+// When a request was carried out: from its first block's start to its last block's end, checksums included.
+struct TransferRecord {
+  DiskTicket ticket = 0;
+  bool write = false;
+  int64_t bytes = 0;
+  RunSpan span{};
+};
+
 class DiskQueue;
 class DiskWorker;
 
@@ -71,6 +81,9 @@ class DiskEngine {
   void wait(DiskTicket ticket);
   // Waits for all; throws the first failure, if there ever was one.
   void drain();
+  // Whether requests that begin from now on are recorded. What was recorded since it was taken last, in the order in which it ended.
+  void record(bool on);
+  std::vector<TransferRecord> take_records();
 
   DiskMethod method() const { return method_; }
   // Where io_uring was refused: a sentence that says so. Otherwise empty.

@@ -44,7 +44,7 @@ DiskTicket DiskQueue::submit(const DiskRequest& request, bool& wake) {
   Slot& slot = slots_[index];
   over_.wait(lock, [&] { return slot.over; });
   last_ = ticket;
-  slot = {.request = request, .ticket = ticket, .issued = 0, .in_flight = 0, .sum = 0, .over = false, .error = nullptr};
+  slot = {.request = request, .ticket = ticket, .issued = 0, .in_flight = 0, .sum = 0, .over = false, .error = nullptr, .begun = {}};
   wake = false;
   if (ticket > failed_from_) {
     slot.error = first_error_;
@@ -75,6 +75,16 @@ void DiskQueue::drain() {
   const std::exception_ptr error = first_error_;
   lock.unlock();
   if (error) std::rethrow_exception(error);
+}
+
+void DiskQueue::record(bool on) {
+  const std::lock_guard lock(mutex_);
+  records_requests_ = on;
+}
+
+std::vector<TransferRecord> DiskQueue::take_records() {
+  const std::lock_guard lock(mutex_);
+  return std::exchange(records_, {});
 }
 
 void DiskQueue::stop() {
@@ -108,6 +118,7 @@ bool DiskQueue::take_locked(Line& line, DiskBlock& block) {
   const size_t index = line.ring[line.first];
   Slot& slot = slots_[index];
   const DiskRequest& request = slot.request;
+  if (records_requests_ && slot.issued == 0) slot.begun = RunClock::now();
   block = {.slot = index,
            .descriptor = request.file->descriptor(),
            .write = request.write,
@@ -165,6 +176,11 @@ void DiskQueue::finish(const DiskBlock& block) {
 }
 
 void DiskQueue::complete(Slot& slot) {
+  if (!slot.error && slot.begun != RunClock::time_point{})
+    records_.push_back({.ticket = slot.ticket,
+                        .write = slot.request.write,
+                        .bytes = slot.request.bytes,
+                        .span = {.begin = slot.begun, .end = RunClock::now()}});
   slot.over = true;
   over_.notify_all();
 }

@@ -39,6 +39,8 @@ class DiskQueue {
   DiskTicket submit(const DiskRequest& request, bool& wake);
   void wait(DiskTicket ticket);
   void drain();
+  void record(bool on);
+  std::vector<TransferRecord> take_records();
   void stop();
 
   // For the worker. The next block of this direction; false when there is none now, or, waiting, when there will be none.
@@ -59,6 +61,7 @@ class DiskQueue {
     uint64_t sum = 0;
     bool over = true;
     std::exception_ptr error;
+    RunClock::time_point begun;  // of its first block, where it is recorded; else zero
   };
   // A FIFO of slots that have blocks to issue.
   struct Line {
@@ -83,6 +86,8 @@ class DiskQueue {
   DiskTicket failed_from_ = std::numeric_limits<DiskTicket>::max();
   std::exception_ptr first_error_;
   bool stopped_ = false;
+  bool records_requests_ = false;
+  std::vector<TransferRecord> records_;
 };
 
 class DiskWorker {

@@ -56,6 +56,9 @@ class SpillDisk : public Disk {
   int64_t bytes_read() const { return bytes_read_; }
   int64_t bytes_written() const { return bytes_written_; }
   int64_t pinned_bytes() const { return engine_.pinned_bytes(); }
+  // As the engine's; tickets are those of read() and write().
+  void record(bool on) { engine_.record(on); }
+  std::vector<TransferRecord> take_records() { return engine_.take_records(); }
 
  private:
   const bool checksums_;

@@ -181,7 +181,7 @@ bool fuse_softmax(Graph& graph, NodeId softmax_id, const Folder& folder) {
   const auto rank_of = [&](ValueId v) { return static_cast<int64_t>(graph.value(v).shape.size()); };
   if (rank_of(match.q) != rank || rank_of(match.k) != rank || rank_of(match.v) != rank) return false;
   const bool is_double = graph.value(match.q).dtype == DType::float64;
-  if (is_double && static_cast<double>(static_cast<float>(match.scale)) != match.scale) return false;
+  if (is_double && !is_float32(match.scale)) return false;
   for (int64_t i = 0; i < rank - 2; ++i) {  // no broadcasting of heads or batches here
     const int64_t dim = graph.value(match.q).shape[i];
     if (graph.value(match.k).shape[i] != dim || graph.value(match.v).shape[i] != dim) return false;

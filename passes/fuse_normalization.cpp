@@ -51,7 +51,7 @@ bool fuse_division(Graph& graph, NodeId id) {
   const ValueId x = view.made_by(d)->inputs[0];
   if (view.made_by(div.inputs[0])->inputs[0] != x || !is_floating(graph.value(x).dtype)) return false;
   if (graph.value(div.outputs[0]).shape != graph.value(x).shape) return false;  // a constant of more axes gives it these
-  if (static_cast<double>(static_cast<float>(*epsilon)) != *epsilon) return false;
+  if (!is_float32(*epsilon)) return false;
 
   const Shape row{graph.value(x).shape.back()};
   ValueId scale = kNone, bias = kNone, top = div.outputs[0];

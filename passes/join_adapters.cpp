@@ -11,7 +11,9 @@
 // Needs: the nodes of adapters (adapter_nodes.cpp). Leaves: at most one product by these matrices for each x.
 
 #include <algorithm>
+#include <set>
 
+#include "graph/op_def.h"
 #include "passes/adapters.h"
 
 namespace ort_train {

@@ -37,6 +37,9 @@ class View {
   std::vector<bool> output_, trainable_;
 };
 
+// Whether float32 has this number.
+inline bool is_float32(double number) { return static_cast<double>(static_cast<float>(number)) == number; }
+
 // The other input of a commutative two-input node that reads `one`; kNone where it doesn't.
 ValueId other_input(const Node& node, ValueId one);
 

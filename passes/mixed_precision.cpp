@@ -161,7 +161,7 @@ class Caster {
 
   // How a node runs that no rule names.
   Precision usual(const Node& node) const {
-    if (node.attributes.has(kRunsIn)) return static_cast<Precision>(node.attributes.between(kRunsIn, 0, 2, 0));
+    if (const std::optional<Precision> said = runs_in(node.attributes)) return *said;
     const Precision runs = node.op->traits.precision.runs;
     if (runs != Precision::low) return runs;
     const Sources sources = sources_of(node);

@@ -7,10 +7,12 @@
 #include <utility>
 
 #include "exec/pages.h"
+#include "graph/rounding.h"
 #include "passes/call_both.h"
 #include "passes/plan_report.h"
 
 namespace ort_train {
+
 // --- what sets it -----------------------------------------------------------------------------------------------------------------------
 
 std::string SmallestBudget::set_by() const { return entry.empty() ? op : fmt::format("{} in '{}'", op, entry); }
@@ -32,12 +34,12 @@ SmallestBudget budget_for(int64_t reserve, const Program& program, const Candida
 }
 
 SmallestBudget device_budget(int64_t reserve, int64_t bytes, int64_t page) {
-  return {.budget = reserve + in_whole(page, whole_pages(bytes))};
+  return {.budget = reserve + round_up(whole_pages(bytes), page)};
 }
 
 int64_t budget_above(int64_t taken) {
   constexpr int64_t kMB = int64_t{1} << 20;
-  return in_whole(4 * kMB, taken + 2 * kMB);
+  return round_up(taken + 2 * kMB, 4 * kMB);
 }
 
 // --- without a disk ---------------------------------------------------------------------------------------------------------------------

@@ -231,7 +231,8 @@ class Divider {
     }
   }
 
-  // Before which node a part's gradient is made.
+  // Before which node a part's gradient is made, and its share of bias gradients. Their Concat stands where the whole's sum stood: after
+  // these nodes of all parts, because MatMul's gradient emits dx, dW and dbias in this order.
   NodeId first_reader(const LogitsPart& part) const {
     for (const NodeId id : graph_.order()) {
       if (std::find(part.readers.begin(), part.readers.end(), id) != part.readers.end()) return id;

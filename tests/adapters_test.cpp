@@ -19,7 +19,16 @@ namespace {
 using namespace fixtures;
 namespace fs = std::filesystem;
 
-struct AdapterRuns : AdapterJob {};
+struct AdapterRuns : AdapterJob {
+  // Training goes on from an adapter's file with the loss that the merged model has. `o`: of the run of (IA)3 that wrote the file.
+  void expect_goes_on_as_merged(Options o, const std::string& file, const std::string& merged) {
+    o.ia3_target.clear(), o.ia3_feedforward.clear(), o.adapter_only = false, o.max_steps = 1;
+    Options of_merged = o;
+    of_merged.model = merged;
+    o.adapter = fs::path(file).parent_path();
+    EXPECT_NEAR(train(of_merged).losses[0], train(o).losses[0], 1e-5);
+  }
+};
 
 // W + scale * B A of a weight [rows, columns], in float64; `transposed`: of a weight that is stored [in, out].
 std::vector<float> sum_of(const std::vector<float>& w, const std::vector<float>& a, const std::vector<float>& b, bool transposed) {
@@ -257,16 +266,9 @@ TEST_F(AdapterRuns, Ia3ScalesInputsAndOutputs) {
   expect("second.weight", [&](size_t i) { return second[i / kInner]; });
   expect("third.weight", [&](size_t i) { return third[i % kInner]; });
   // It goes on from the file, and `export` makes the same model of it.
-  Options next = o;
-  next.ia3_target.clear(), next.ia3_feedforward.clear(), next.adapter_only = false;
-  next.adapter = fs::path(file).parent_path();
-  EXPECT_TRUE(read_file(export_merged({.model = o.model, .output_dir = folder / "exported", .adapter = next.adapter})) ==
+  expect_goes_on_as_merged(o, file, merged.summary.model_path);
+  EXPECT_TRUE(read_file(export_merged({.model = o.model, .output_dir = folder / "exported", .adapter = fs::path(file).parent_path()})) ==
               read_file(merged.summary.model_path));
-  Options of_merged = next;
-  of_merged.adapter.clear();
-  of_merged.model = merged.summary.model_path;
-  of_merged.max_steps = 1;
-  EXPECT_NEAR(train(of_merged).losses[0], train(next).losses[0], 1e-5);
 }
 
 // A bias that the same layer adds in each of its uses is scaled in all of them.
@@ -297,13 +299,7 @@ TEST_F(AdapterRuns, Ia3OfALayerThatIsUsedTwice) {
     const std::vector<float> was = weight(o.model, name), is = weight(run.summary.model_path, name);
     for (size_t i = 0; i < was.size(); ++i) ASSERT_EQ(is[i], was[i] * factors[i / each]) << name << " " << i;
   }
-  Options next = o;
-  next.ia3_target.clear(), next.adapter_only = false, next.max_steps = 1;
-  next.adapter = fs::path(file).parent_path();
-  Options of_merged = next;
-  of_merged.adapter.clear();
-  of_merged.model = run.summary.model_path;
-  EXPECT_NEAR(train(of_merged).losses[0], train(next).losses[0], 1e-5);
+  expect_goes_on_as_merged(o, file, run.summary.model_path);
 }
 
 // In memory, from a disk, in parts, with the base in few bits, killed and resumed.

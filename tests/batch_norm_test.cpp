@@ -12,6 +12,7 @@
 #include "passes/recompute.h"
 #include "test_paths.h"
 #include "tests/arrays.h"
+#include "tests/graph_ops.h"
 #include "tests/onnx_models.h"
 #include "tests/trainer_runs.h"
 
@@ -50,12 +51,6 @@ pb::ModelProto standardized(const char* layer) {
   return model;
 }
 
-Names ops(const Graph& graph) {
-  Names names;
-  for (NodeId id : graph.order()) names.emplace_back(graph.node(id).op->name);
-  return names;
-}
-
 struct BatchNorm : ::testing::Test {
   const TestFolder folder;
 
@@ -78,14 +73,14 @@ TEST_F(BatchNorm, TheFileOrTheUserSaysWhatIsLive) {
     return first;
   };
   using Nodes = std::vector<std::pair<std::string, std::string>>;
-  EXPECT_EQ(ops(import(kTwo).graph), both(frozen, live));
-  EXPECT_EQ(ops(import(kTwo, {.batch_norm = "live"}).graph), both(live, live));
-  EXPECT_EQ(ops(import(kTwo, {.batch_norm = "frozen"}).graph), both(frozen, frozen));
-  EXPECT_EQ(ops(import(kTwo, {.batch_norm_nodes = Nodes{{"one", "live"}}}).graph), both(live, live));
-  EXPECT_EQ(ops(import(kTwo, {.batch_norm = "live", .batch_norm_nodes = Nodes{{"t*o", "frozen"}}}).graph), both(live, frozen));
-  EXPECT_EQ(ops(import(kTwo, {.batch_norm_nodes = Nodes{{"*", "frozen"}, {"*n*", "live"}}}).graph),
+  EXPECT_EQ(op_names(import(kTwo).graph), both(frozen, live));
+  EXPECT_EQ(op_names(import(kTwo, {.batch_norm = "live"}).graph), both(live, live));
+  EXPECT_EQ(op_names(import(kTwo, {.batch_norm = "frozen"}).graph), both(frozen, frozen));
+  EXPECT_EQ(op_names(import(kTwo, {.batch_norm_nodes = Nodes{{"one", "live"}}}).graph), both(live, live));
+  EXPECT_EQ(op_names(import(kTwo, {.batch_norm = "live", .batch_norm_nodes = Nodes{{"t*o", "frozen"}}}).graph), both(live, frozen));
+  EXPECT_EQ(op_names(import(kTwo, {.batch_norm_nodes = Nodes{{"*", "frozen"}, {"*n*", "live"}}}).graph),
             both(live, frozen));  // the last that fits
-  EXPECT_EQ(ops(import(kTwo, {.batch_norm = "live", .batch_norm_nodes = Nodes{{"two", "model"}}}).graph), both(live, live));
+  EXPECT_EQ(op_names(import(kTwo, {.batch_norm = "live", .batch_norm_nodes = Nodes{{"two", "model"}}}).graph), both(live, live));
   EXPECT_HAS(error_of([&] {
                import(kTwo, {.batch_norm_nodes = Nodes { { "three", "live" } }});
              }).what(),
@@ -106,8 +101,8 @@ TEST_F(BatchNorm, AnOldFileSaysItByItsOutputs) {
       }})",
                        outputs);
   };
-  EXPECT_EQ(ops(import(text("y")).graph), Names{"BatchNormalization"});
-  EXPECT_EQ(ops(import(text("y, m2, v2, sm, sv")).graph), (Names{"LiveBatchNormalization", "RunningStatistics"}));
+  EXPECT_EQ(op_names(import(text("y")).graph), Names{"BatchNormalization"});
+  EXPECT_EQ(op_names(import(text("y, m2, v2, sm, sv")).graph), (Names{"LiveBatchNormalization", "RunningStatistics"}));
 }
 
 TEST_F(BatchNorm, StatisticsAreNoTrainedWeights) {
@@ -174,7 +169,7 @@ TEST_F(BatchNorm, ALayerMayBeAppliedSeveralTimes) {
     })";
   const Graph graph = import(text, {.batch_norm = "live"}).graph;
   const Names live{"LiveBatchNormalization", "Tanh", "LiveBatchNormalization", "LiveBatchNormalization", "RunningStatistics", "Add"};
-  ASSERT_EQ(ops(graph), live);
+  ASSERT_EQ(op_names(graph), live);
   const Node& update = graph.node(graph.order()[4]);
   ASSERT_EQ(update.inputs.size(), 8u);
   for (const size_t i : {0, 1, 2}) {
@@ -183,10 +178,28 @@ TEST_F(BatchNorm, ALayerMayBeAppliedSeveralTimes) {
     EXPECT_EQ(graph.value(update.inputs[3 + 2 * i]).producer, layer) << i;
   }
   const EntryGraph predict = build_predict_graph(graph, graph.outputs.size(), {.skip = {"fuse_elementwise"}});
-  EXPECT_EQ(ops(predict.graph), (Names{"BatchNormalization", "Tanh", "BatchNormalization", "BatchNormalization", "Add"}));
+  EXPECT_EQ(op_names(predict.graph), (Names{"BatchNormalization", "Tanh", "BatchNormalization", "BatchNormalization", "Add"}));
   std::string other = text;
   other.replace(other.rfind("0.75"), 4, "0.5");
   EXPECT_HAS(obstacle(other, {.batch_norm = "live"}), "'third': applies the layer of 'first' with another momentum");
+}
+
+// What an application makes of the running statistics is computed from what they were, before they change.
+TEST_F(BatchNorm, OutputsOfALaterApplicationMayBeRead) {
+  const auto text = [](const char* after) {
+    return fmt::format(R"(<ir_version: 8, opset_import: ["" : 17]> g (float[batch, 2, 3] x) => (float[batch, 2, 3] y, float[2] after)
+    <float[2] s = {{1, 2}}, float[2] b = {{0, 1}}, float[2] m = {{3, 4}}, float[2] v = {{5, 6}}> {{
+      [first] a = BatchNormalization <training_mode = 1> (x, s, b, m, v)
+      [second] y, taken, var = BatchNormalization <training_mode = 1> (a, s, b, m, v)
+      after = {}
+    }})",
+                       after);
+  };
+  const std::string read = text("Neg (taken)");
+  EXPECT_EQ(obstacle(read), "");
+  EXPECT_EQ(op_names(import(read).graph),
+            (Names{"LiveBatchNormalization", "LiveBatchNormalization", "Mul", "Mul", "Add", "RunningStatistics", "Neg"}));
+  EXPECT_HAS(obstacle(text("Mul (taken, m)"), {.freeze = {"m"}}), "BatchNormalization 'first': its running statistic 'm' is read by ");
 }
 
 TEST_F(BatchNorm, ALayerBehindAnObstacleIsKnown) {
@@ -218,8 +231,8 @@ TEST_F(BatchNorm, AWeightMayBeNormalized) {
   };
   const Tensor computed = y_of(normalized("n = BatchNormalization"));
   const Imported live = normalized("n, a, d = BatchNormalization <training_mode = 1>");
-  EXPECT_THAT(ops(live.graph), Contains("LiveBatchNormalization"));
-  EXPECT_THAT(ops(live.graph), ::testing::Not(Contains("RunningStatistics")));
+  EXPECT_THAT(op_names(live.graph), Contains("LiveBatchNormalization"));
+  EXPECT_THAT(op_names(live.graph), ::testing::Not(Contains("RunningStatistics")));
   const Tensor of_live = y_of(live);
   for (size_t i = 0; i < 8; ++i) EXPECT_NEAR(computed.data<float>()[i], of_live.data<float>()[i], 1e-4) << i;
   EXPECT_NEAR(of_live.data<float>()[0], -1.336306 + 2 * 1.069045 + 3 * 0.267261, 1e-4);
@@ -242,11 +255,11 @@ TEST_F(BatchNorm, EvaluationAndPredictionAreFrozen) {
       y, after, var = BatchNormalization <training_mode = 1> (x, s, b, m, v)
     })";
   const Graph graph = import(text).graph;
-  EXPECT_THAT(ops(graph), Contains("RunningStatistics"));
+  EXPECT_THAT(op_names(graph), Contains("RunningStatistics"));
   const EntryGraph predict = build_predict_graph(graph, graph.outputs.size(), {}),
                    evaluate = build_evaluate_graph(graph, {.terms = {{.kind = "mse"}}}, {});
-  EXPECT_EQ(ops(predict.graph), (Names{"BatchNormalization", "FusedElementwise"}));  // `after` of what stays is the same
-  EXPECT_EQ(ops(evaluate.graph), (Names{"BatchNormalization", "SquaredError"}));
+  EXPECT_EQ(op_names(predict.graph), (Names{"BatchNormalization", "FusedElementwise"}));  // `after` of what stays is the same
+  EXPECT_EQ(op_names(evaluate.graph), (Names{"BatchNormalization", "SquaredError"}));
   EXPECT_EQ(predict.graph.parameters().size(), 4u);
   Graph again = predict.graph;
   EXPECT_FALSE(leave_training(again, {}));
@@ -255,14 +268,14 @@ TEST_F(BatchNorm, EvaluationAndPredictionAreFrozen) {
 // Recompute runs the layer again, never the node that changes its statistics.
 TEST_F(BatchNorm, StatisticsAreUpdatedOnceWhateverIsRecomputed) {
   Graph graph = build_train_graph(import(kTwo, {.batch_norm = "live"}).graph, {.terms = {{.kind = "mse"}}}, {}, {}).graph;
-  Names before = ops(graph);
+  Names before = op_names(graph);
   Recomputed result;
   ASSERT_TRUE(recompute(graph, recompute_mode("all"), &result) || recompute(graph, {.groups = 1}, &result));
   graph.verify("recompute");
   Names again;
   for (NodeId id : result.nodes) again.emplace_back(graph.node(id).op->name);
   EXPECT_THAT(again, Contains("LiveBatchNormalization"));
-  const Names after = ops(graph);
+  const Names after = op_names(graph);
   EXPECT_EQ(std::count(before.begin(), before.end(), "RunningStatistics"), 2);
   EXPECT_EQ(std::count(after.begin(), after.end(), "RunningStatistics"), 2);
 }

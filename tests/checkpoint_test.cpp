@@ -58,7 +58,12 @@ struct CheckpointTest : testing::Test {
             .seconds = 0.1,
             .first_losses = {1.0 / 3},
             .last_losses = {2.5, 1e-17},
-            .held_out = {.best = 1.0 / 7, .best_step = 1, .without_better = 2, .is_due = true, .log_line = R"({"step":1,"loss":0.1})"}};
+            .held_out = {.best = 1.0 / 7,
+                         .best_step = 1,
+                         .lowest = 1.0 / 9,
+                         .without_better = 2,
+                         .is_due = true,
+                         .log_line = R"({"step":1,"loss":0.1})"}};
   }
   void save(int64_t step, int64_t run = 7) {
     fill(step);
@@ -109,6 +114,7 @@ TEST_F(CheckpointTest, EverythingComesBack) {
   EXPECT_EQ(got.last_losses, wanted.last_losses);
   EXPECT_EQ(got.held_out.best, wanted.held_out.best);
   EXPECT_EQ(got.held_out.best_step, wanted.held_out.best_step);
+  EXPECT_EQ(got.held_out.lowest, wanted.held_out.lowest);
   EXPECT_EQ(got.held_out.without_better, wanted.held_out.without_better);
   EXPECT_EQ(got.held_out.is_due, wanted.held_out.is_due);
   EXPECT_EQ(got.held_out.log_line, wanted.held_out.log_line);

@@ -570,12 +570,12 @@ TEST_F(CommandLineTest, TextIsTrainedOnAndWritten) {
   std::string text;
   for (int i = 0; i < 400; ++i) text += i % 5 == 4 ? "é\n" : "abc d ";
   fs::create_directory(folder / "data");
-  write_file(folder / "data/train.txt", text);
-  write_file(folder / "data/valid.txt", text.substr(0, 300));
+  write_file(folder / "data/train.txt", text), write_file(folder / "data/valid.txt", text.substr(0, 300));
   const Result result = run({folder / "m.onnx", "--data", folder / "data", "--task", "causal-lm", "--seq-length", "8", "--max-steps", "30",
                              "--learning-rate", "3e-3", "--eval-steps", "10", "--output-dir", folder / "o", "--sample-length", "20"});
   ASSERT_EQ(result.code, 0) << result.err;
-  EXPECT_THAT(result.out, testing::AllOf(HasSubstr("held-out"), HasSubstr("sample")));
+  const std::string held_out = "held-out    loss ", text_of_20 = "sample      \n[abcd \n\xc3\xa9]{20,40}\n$";  // a loss of chance is ln 7
+  EXPECT_THAT(result.out, testing::ContainsRegex(held_out + "[23]\\..*" + held_out + "2\\..*" + held_out + "1\\.[0-8].*" + text_of_20));
 }
 
 TEST_F(CommandLineTest, RecipesStandForOptions) {

@@ -10,6 +10,7 @@
 #include "graph/autodiff.h"
 #include "graph/builder.h"
 #include "tests/onnx_models.h"
+#include "tests/projected_loss.h"
 
 namespace ort_train {
 namespace {
@@ -36,25 +37,17 @@ Tensor numbers_named(const std::string& name, const Shape& shape) {
 // A model's outputs and, by "d NAME", the gradients of its inputs under the sum of its outputs times fixed numbers.
 std::map<std::string, Tensor> values_and_gradients(const std::string& text) {
   const TestFolder folder;
-  Imported imported = import_file(write_model(folder, text));
-  for (const Obstacle& obstacle : imported.obstacles) ADD_FAILURE() << obstacle.node << ": " << obstacle.reason;
+  Imported imported = import_whole(write_model(folder, text));
   if (!imported.obstacles.empty()) return {};
   Graph& graph = imported.graph;
   std::map<std::string, Tensor> inputs;
-  for (const ValueId id : std::exchange(graph.inputs, {})) {
-    Value& value = graph.value(id);
+  for (const ValueId id : std::vector(graph.inputs)) {
+    const Value& value = graph.value(id);
     inputs[value.name] = numbers_named(value.name, value.shape);
-    value.kind = ValueKind::parameter;
-    value.trainable = true;
+    train_input(graph, id);
   }
   Builder builder(graph);
-  ValueId loss = kNone;
-  for (const ValueId id : std::vector(graph.outputs)) {
-    const ValueId product = builder.emit("Mul", {id, builder.constant(numbers_named(graph.output_name(id), graph.value(id).shape))});
-    const ValueId sum = builder.emit("ReduceSum", {builder.reshape(product, {element_count(graph.value(id).shape)})},
-                                     {{"axes", std::vector<int64_t>{0}}, {"keepdims", int64_t{0}}});
-    loss = loss == kNone ? sum : builder.emit("Add", {loss, sum});
-  }
+  const ValueId loss = projected_loss(builder, [&](ValueId id) { return numbers_named(graph.output_name(id), graph.value(id).shape); });
   const std::map<ValueId, ValueId> gradients = differentiate(graph, loss);
   graph.verify("differentiate");
   for (const auto& [parameter, gradient] : gradients) {
@@ -148,8 +141,7 @@ TEST(ContribAttention, NormsAndTurnsHeadsOfGroups) {
 // The graph of a model without parameters, by op.
 std::map<std::string, int> counts_of_ops(const std::string& text) {
   const TestFolder folder;
-  const Imported imported = import_file(write_model(folder, text));
-  for (const Obstacle& obstacle : imported.obstacles) ADD_FAILURE() << obstacle.node << ": " << obstacle.reason;
+  const Imported imported = import_whole(write_model(folder, text));
   std::map<std::string, int> counts;
   for (const NodeId id : imported.graph.order()) ++counts[std::string(imported.graph.node(id).op->name)];
   return counts;
@@ -175,9 +167,8 @@ TEST(ContribAttention, LayersShareTheirMask) {
 TEST(ContribAttention, WhatHidesNothingIsNoMask) {
   const auto inputs_of_attention = [](const std::string& constants, const std::string& node) {
     const TestFolder folder;
-    const Imported imported = import_file(
+    const Imported imported = import_whole(
         write_model(folder, contrib_model("float[2, 3, 8] x, float[8, 24] w, float[24] b", "float[n, s, e] y", constants, node)));
-    for (const Obstacle& obstacle : imported.obstacles) ADD_FAILURE() << obstacle.node << ": " << obstacle.reason;
     size_t inputs = 0;
     for (const NodeId id : imported.graph.order()) {
       const Node& of = imported.graph.node(id);
@@ -203,8 +194,7 @@ TEST(ContribAttention, WhatHidesNothingIsNoMask) {
 TEST(ContribAttention, TablesOfAnglesAndMasksAreNoWeights) {
   const TestFolder folder;
   const auto fates = [&](const std::string& inputs, const std::string& constants, const std::string& node) {
-    const Imported imported = import_file(write_model(folder, contrib_model(inputs, "float[n, s, e] y", constants, node)));
-    for (const Obstacle& obstacle : imported.obstacles) ADD_FAILURE() << obstacle.node << ": " << obstacle.reason;
+    const Imported imported = import_whole(write_model(folder, contrib_model(inputs, "float[n, s, e] y", constants, node)));
     std::map<std::string, Treatment> fates;
     for (const TensorFate& fate : imported.info.tensors) fates[fate.name] = fate.treatment;
     return fates;
@@ -280,7 +270,11 @@ TEST(ContribAttention, SaysWhatIsNotSupported) {
              "do not turn heads");
   EXPECT_HAS(complaint("y = com.microsoft.RotaryEmbedding (x, i, c, c)", ", int64[1, 3] i, float[5, 2] c"), "position_ids are [1, 3]");
   EXPECT_HAS(complaint("y, m = com.microsoft.EmbedLayerNormalization (i, i, w, w, , b, b)", ", int32[2, 3] i"), "input 4 is missing");
-  EXPECT_HAS(complaint("y, m = com.microsoft.EmbedLayerNormalization (i, , w, w, , b, b)", ", int32[2, 9] i"), "has no 9 rows");
+  EXPECT_HAS(complaint("y, m = com.microsoft.EmbedLayerNormalization (i, , w, w, , b, b)", ", int32[2, 9] i"),
+             "its table [8, 24] has no 9 rows");
+  EXPECT_HAS(complaint("t = ConstantOfShape (two) y, m = com.microsoft.EmbedLayerNormalization (i, , w, t, , b, b)", ", int32[2, 9] i",
+                       "int64[2] two = {2, 24}"),
+             "its table [2, 24] has no 9 rows");
 }
 
 }  // namespace

@@ -22,8 +22,7 @@ std::string obstacle(const std::string& text, const ImportOptions& options = {})
 
 std::map<std::string, Tensor> run(const std::string& text, const std::map<std::string, Tensor>& inputs) {
   const TestFolder folder;
-  const Imported imported = import_file(write_model(folder, text));
-  for (const Obstacle& obstacle : imported.obstacles) ADD_FAILURE() << obstacle.node << ": " << obstacle.reason;
+  const Imported imported = import_whole(write_model(folder, text));
   return run_imported(imported, inputs);
 }
 
@@ -305,8 +304,7 @@ TEST(GradientNodes, AreTakenOfTheGraphBeforeThem) {
       once = ai.onnx.preview.training.Gradient <xs = ["x"], y = "c"> (x)
       twice = ai.onnx.preview.training.Gradient <xs = ["x"], y = "once"> (x)
     })";
-  const Imported imported = import_file(write_model(folder, model));
-  for (const Obstacle& obstacle : imported.obstacles) ADD_FAILURE() << obstacle.node << ": " << obstacle.reason;
+  const Imported imported = import_whole(write_model(folder, model));
   const auto y = run_imported(imported, {{"x", make_tensor<float>({3}, {1, -2, 0.5f})}});
   EXPECT_EQ(floats(y.at("once")), (std::vector<float>{3, 12, 0.75f}));
   EXPECT_EQ(floats(y.at("twice")), (std::vector<float>{6, -12, 3}));

@@ -243,6 +243,26 @@ TEST_F(BindingTest, TheSizeOfABatchIsNoShape) {
   EXPECT_EQ(binding.shapes, (std::map<std::string, int64_t>{{"width", 3}}));
 }
 
+// As the job's, whose data feed the inputs that aren't bound or filled in.
+TEST_F(BindingTest, TheLikelyBatchIsThatOfTheFirstInputWithAKnownOne) {
+  EXPECT_EQ(likely_batch(model, options), 8);
+  declare("scale", {}, DType::float32);
+  declare("attention_mask", {"3", "sequence"});
+  declare("gain", {"5"}, DType::float32);
+  declare("x", {"N", "3"}, DType::float32);
+  declare("y", {"4", "2"}, DType::float32);
+  options.bind["gain"] = "1";
+  EXPECT_EQ(likely_batch(model, options), 3);
+  options.task = "causal-lm";
+  EXPECT_EQ(likely_batch(model, options), 4);
+  options.shapes = {{"N", 6}};
+  EXPECT_EQ(likely_batch(model, options), 6);
+  options.shapes.clear();
+  model.inputs.pop_back();
+  options.batch_size = 2;
+  EXPECT_EQ(likely_batch(model, options), 2);
+}
+
 TEST_F(BindingTest, ArraysGiveTheirShapes) {
   declare("x", {"N", "3", "height", "width"}, DType::float32);
   const Binding binding = bind_array("x", "(5, 3, 4, 2)", 120);
@@ -287,6 +307,12 @@ TEST_F(BindingTest, ABoundInputWithoutNamesFollowsTheBatch) {
   EXPECT_EQ(gain("0.5", 3).shape, (Shape{3, 2}));
   options.shapes = {{"gain.0", 5}};
   EXPECT_EQ(gain("0.5", 3).shape, (Shape{5, 2}));
+  options.batch_size = 1;
+  options.shapes = {{"gain.0", 1}};
+  EXPECT_EQ(gain("0.5", 3).shape, (Shape{1, 2})) << "as long as the batch by chance";
+  options.shapes.clear();
+  EXPECT_EQ(gain("0.5", 3).shape, (Shape{3, 2}));
+  EXPECT_EQ(gain(file(1), 3).shape, (Shape{1, 2}));
 }
 
 // Where samples are cut to shorter ones, so is what is given for all of them.

@@ -12,6 +12,7 @@
 #include "exec/random.h"
 #include "frontend/ort_train.h"
 #include "graph/op_def.h"
+#include "tests/draws.h"
 #include "tests/onnx_models.h"
 #include "tests/trainer_runs.h"
 
@@ -68,30 +69,19 @@ TEST(DrawNumbers, AreDistributedAsTheyShould) {
 
 TEST(DrawNumbers, DependOnTheirAddressesAlone) {
   for (const bool normal : {false, true}) {
-    const std::vector<float> whole = drawn_by(drawing(normal), {8, 5, 1001}, {42, 3, 0, 8});
-    for (const int64_t samples : {1, 2, 4}) {  // micro-batches draw what the large batch draws
-      std::vector<float> parts;
-      for (int64_t first = 0; first < 8; first += samples) {
-        const std::vector<float> part = drawn_by(drawing(normal), {samples, 5, 1001}, {42, 3, first, samples});
-        parts.insert(parts.end(), part.begin(), part.end());
-      }
-      EXPECT_EQ(parts, whole) << samples;
-    }
-    EXPECT_EQ(drawn_by(drawing(normal), {8 * 5, 1001}, {42, 3, 0, 8}), whole);
-    EXPECT_EQ(drawn_by(drawing(normal, 5, true), {1, 1001}, {42, 3, 6, 2}), drawn_by(drawing(normal, 5, true), {1, 1001}, {42, 3, 0, 2}));
-    const auto expect_others = [&](const std::vector<float>& other, const std::string& what) {
+    const auto draw = [&](const Shape& shape, const Bits& random, int64_t ordinal, bool shared) {
+      return drawn_by(drawing(normal, ordinal, shared), shape, random);
+    };
+    const std::vector<float> whole = draw({8, 5, 1001}, {42, 3, 0, 8}, 5, false);
+    const auto expect_other = [&](const std::vector<float>& other, const char* what) {
       int same = 0;
       for (size_t i = 0; i < whole.size(); ++i) same += whole[i] == other[i];
       EXPECT_LT(same, 20) << what;
     };
-    expect_others(drawn_by(drawing(normal), {8, 5, 1001}, {42, 4, 0, 8}), "step");
-    expect_others(drawn_by(drawing(normal), {8, 5, 1001}, {43, 3, 0, 8}), "seed");
-    expect_others(drawn_by(drawing(normal), {8, 5, 1001}, {42 + (int64_t{1} << 40), 3, 0, 8}), "upper half of the seed");
-    expect_others(drawn_by(drawing(normal), {8, 5, 1001}, {42, 3, 8, 8}), "samples");
-    expect_others(drawn_by(drawing(normal, 6), {8, 5, 1001}, {42, 3, 0, 8}), "node");
+    expect_addresses_decide(whole, draw, expect_other);
     Attributes own = drawing(normal);
     own.set("seed", int64_t{0x3f800000});
-    expect_others(drawn_by(own, {8, 5, 1001}, {42, 3, 0, 8}), "the node's own seed");
+    expect_other(drawn_by(own, {8, 5, 1001}, {42, 3, 0, 8}), "the node's own seed");
   }
 }
 
@@ -99,8 +89,7 @@ TEST(DrawNumbers, DependOnTheirAddressesAlone) {
 std::map<std::string, Tensor> draws_of(const std::string& text, const std::map<std::string, Tensor>& inputs,
                                        const Bits& random = {42, 1, 0, 2}) {
   const TestFolder folder;
-  const Imported imported = import_file(write_model(folder, fmt::format(R"(<ir_version: 8, opset_import: ["" : 17]> g {})", text)));
-  for (const Obstacle& obstacle : imported.obstacles) ADD_FAILURE() << obstacle.node << ": " << obstacle.reason;
+  const Imported imported = import_whole(write_model(folder, fmt::format(R"(<ir_version: 8, opset_import: ["" : 17]> g {})", text)));
   std::map<std::string, Tensor> with = inputs;
   with[kRandomInput] = make_tensor<int64_t>({kRandomNumbers}, random);
   return run_imported(imported, with);
@@ -241,22 +230,9 @@ struct DrawRuns : TrainerRuns {
 
 TEST_F(DrawRuns, TheSeedDecidesAndNothingElseDoes) {
   const Options o = options();
-  const Run plain = train(o);
+  const Run plain = expect_only_the_seed_decides(*this, o, [&](const Options& other) { return train(other); });
   EXPECT_GT(plain.losses[1], 0);  // the norm of the gradients
   Options other = o;
-  other.seed = 43;
-  EXPECT_NE(train(other).losses, plain.losses);
-  for (const int threads : {1, 3}) {
-    other = o;
-    other.threads = threads;
-    EXPECT_EQ(train(other).summary.weights_hash, plain.summary.weights_hash) << threads;
-  }
-  for (const char* const mode : {"sqrt", "all"}) {
-    other = o;
-    other.recompute = mode;
-    EXPECT_EQ(train(other).summary.weights_hash, plain.summary.weights_hash) << mode;
-  }
-  other = o;
   other.budget = least_budget(o);
   EXPECT_EQ(train(other).summary.weights_hash, plain.summary.weights_hash);
   other = o;
@@ -279,29 +255,16 @@ TEST_F(DrawRuns, MicroBatchesDrawWhatTheLargeBatchDraws) {
 // By the place of a sample in the evaluation, however it is cut into batches; and the same numbers each time.
 TEST_F(DrawRuns, EvaluationsDrawTheSameEachTime) {
   Options o = options();
-  o.learning_rate = 0;
-  o.eval_steps = 1;
-  o.validation_split = 0.5;
-  o.overwrite = true;
-  std::vector<double> trained, evaluated;
-  const auto run = [&] {
-    trained.clear(), evaluated.clear();
-    o.output_dir = folder / "out";
-    Trainer trainer(o, {.on_step = [&](const StepReport& step) { trained.push_back(step.loss); },
-                        .on_eval = [&](const EvalReport& report) { evaluated.push_back(report.loss); }});
-    trainer.train();
-  };
-  run();
-  ASSERT_GE(evaluated.size(), 6u);
-  const double first = evaluated[0];
-  for (const double loss : evaluated) EXPECT_EQ(loss, first);
-  EXPECT_NE(trained[0], trained[2]);  // an epoch of 15 samples is two steps: the same samples, other numbers
+  o.output_dir = folder / "out";
+  const LossesAtRest plain = losses_at_rest(o);
+  ASSERT_GE(plain.evaluated.size(), 6u);
+  const double first = plain.evaluated[0];
+  for (const double loss : plain.evaluated) EXPECT_EQ(loss, first);
+  EXPECT_NE(plain.trained[0], plain.trained[2]);  // an epoch of 15 samples is two steps: the same samples, other numbers
   o.batch_size = 5;
-  run();
-  EXPECT_NEAR(evaluated[0], first, 1e-6 * first);
+  EXPECT_NEAR(losses_at_rest(o).evaluated.at(0), first, 1e-6 * first);
   o.seed = 43;
-  run();
-  EXPECT_NE(evaluated[0], first);
+  EXPECT_NE(losses_at_rest(o).evaluated.at(0), first);
 }
 
 TEST_F(DrawRuns, PredictionsDrawToo) {

@@ -155,7 +155,10 @@ TEST_F(ExportTest, WhatChangedSinceImportIsNotCopied) {
   const auto time = fs::last_write_time(other);
   write_file(other, "unt0uched");
   fs::last_write_time(other, time);
-  EXPECT_THAT(refused(), HasSubstr("parts/other' was changed since it was imported"));
+  EXPECT_THAT(refused(), HasSubstr("parts/other' was changed since it was imported, so the new weights can't be put into a copy of it: put "
+                                   "back what it was, and go on with `resume`"));
+  EXPECT_THAT(error_of(ErrorCode::io, [&] { export_model(model, weights, weight_bytes(), out, "export it again"); }),
+              HasSubstr("put back what it was, and export it again"));
   write_file(other, before);
   import();
   fs::copy_file(other, in + "/copy");

@@ -18,6 +18,12 @@ namespace {
 using namespace fixtures;
 namespace pb = ort_train_onnx;
 
+std::vector<float16> halves_of(const std::vector<float>& numbers) {
+  std::vector<float16> halves;
+  for (const float number : numbers) halves.push_back(to_float16(number));
+  return halves;
+}
+
 // A model of float32 with a table of float16: the table becomes a float32 master, and what is computed in 16 bits is computed in float32.
 struct HalfTable : ::testing::Test {
   const TestFolder folder;
@@ -37,13 +43,22 @@ struct HalfTable : ::testing::Test {
     add_halves("half", {1}, {0.5f});
   }
   void add_halves(const char* name, const std::vector<int64_t>& dims, const std::vector<float>& numbers) {
-    std::vector<float16> halves;
-    for (const float number : numbers) halves.push_back(to_float16(number));
+    const std::vector<float16> halves = halves_of(numbers);
     pb::TensorProto& tensor = *model.mutable_graph()->add_initializer();
     tensor.set_name(name);
     tensor.set_data_type(pb::TensorProto::FLOAT16);
     for (const int64_t dim : dims) tensor.add_dims(dim);
     tensor.set_raw_data(halves.data(), halves.size() * sizeof(float16));
+  }
+  // The last initializer becomes one of the first branch of the If node.
+  void move_into_branch() {
+    auto& graph = *model.mutable_graph();
+    for (auto& node : *graph.mutable_node()) {
+      for (auto& attribute : *node.mutable_attribute()) {
+        if (attribute.name() == "then_branch") *attribute.mutable_g()->add_initializer() = graph.initializer(graph.initializer_size() - 1);
+      }
+    }
+    graph.mutable_initializer()->RemoveLast();
   }
 };
 
@@ -82,8 +97,7 @@ TEST_F(HalfTable, IsWrittenBackInItsType) {
   };
   pb::ModelProto written, wanted = model;
   ASSERT_TRUE(written.ParseFromString(read_file(export_model(imported.info, imported.weights, bytes_of, folder / "out"))));
-  std::vector<float16> halves;
-  for (const float number : table) halves.push_back(to_float16(number));
+  const std::vector<float16> halves = halves_of(table);
   wanted.mutable_graph()->mutable_initializer(0)->set_raw_data(w.data(), w.size() * sizeof(float));
   wanted.mutable_graph()->mutable_initializer(1)->set_raw_data(halves.data(), halves.size() * sizeof(float16));
   EXPECT_EQ(written.SerializeAsString(), wanted.SerializeAsString());
@@ -119,16 +133,42 @@ TEST_F(HalfTable, MayBeABranchs) {
     })");
   *model.mutable_graph()->add_initializer() = tensor_of("w", {2, 40}, weights);
   add_halves("s", {2}, {3, 0.5f});
-  auto& graph = *model.mutable_graph();
-  for (auto& attribute : *graph.mutable_node(0)->mutable_attribute()) {
-    if (attribute.name() == "then_branch") *attribute.mutable_g()->add_initializer() = graph.initializer(2);
-  }
-  graph.mutable_initializer()->RemoveLast();
+  move_into_branch();
   const Imported imported = import_file(write_model(folder, model));
   ASSERT_TRUE(imported.obstacles.empty()) << imported.obstacles[0].reason;
   EXPECT_EQ(parameter_names(imported), (Names{"w", "s"}));
   const auto y = run_imported(imported, {{"x", make_tensor<float>({2, 2}, {1, 2, 1, 1})}}).at("y");
   EXPECT_EQ(floats(y)[0], 3 * 1 + 1 * 41);
+}
+
+// Whether the branch is taken follows from the input's size. Where it isn't, its weight of 16 bits says nothing of the others.
+TEST_F(HalfTable, InABranchThatIsntTakenIsNoWeight) {
+  model = model_of(R"(<ir_version: 8, opset_import: ["" : 17]>
+    g (float[N, 2] x) => (float[N, 40] y, float16[N, 2] z) <int64 six = {6}> {
+      n = Size (x)
+      yes = Equal (n, six)
+      f = If (yes) <then_branch = a () => (float[N, 2] p) { h = Cast <to = 10> (x) m = Mul (h, s) p = Cast <to = 1> (m) },
+                    else_branch = b () => (float[N, 2] q) { q = Neg (x) }>
+      y = MatMul (f, w)
+      z = Cast <to = 10> (x)
+    })");
+  *model.mutable_graph()->add_initializer() = tensor_of("w", {2, 40}, weights);
+  add_halves("s", {2}, {3, 0.5f});
+  move_into_branch();
+  ImportOptions options;
+  options.shapes = {{"N", 2}};
+  const Imported imported = import_file(write_model(folder, model), options);
+  ASSERT_TRUE(imported.obstacles.empty()) << imported.obstacles[0].reason;
+  EXPECT_EQ(parameter_names(imported), Names{"w"});
+  EXPECT_THAT(imported.info.notes, ::testing::Not(::testing::Contains(::testing::HasSubstr("of 16 bits"))));
+  EXPECT_THAT(imported.info.notes, ::testing::Contains("'s' is in a branch that isn't taken: it stays as it is"));
+  EXPECT_EQ(imported.graph.value(imported.graph.outputs.at(1)).dtype, DType::float16);
+  options.shapes = {{"N", 3}};
+  const Imported taken = import_file(write_model(folder, model), options);
+  ASSERT_TRUE(taken.obstacles.empty()) << taken.obstacles[0].reason;
+  EXPECT_EQ(parameter_names(taken), (Names{"w", "s"}));
+  EXPECT_THAT(taken.info.notes, ::testing::Contains(::testing::HasSubstr("1 weight is of 16 bits ('s')")));
+  EXPECT_EQ(taken.graph.value(taken.graph.outputs.at(1)).dtype, DType::float32);
 }
 
 // Whole runs: a table of float16 stored as bytes or as integers.
@@ -143,8 +183,7 @@ struct HalfRuns : TrainerRuns {
     *model.mutable_graph()->add_initializer() = tensor_of("w", {4, 40}, numbers(160, 37));
     pb::TensorProto& table = *model.mutable_graph()->add_initializer();
     table.set_name("table"), table.set_data_type(pb::TensorProto::FLOAT16), table.add_dims(8), table.add_dims(4);
-    std::vector<float16> halves;
-    for (const float number : numbers(32, 53)) halves.push_back(to_float16(number));
+    const std::vector<float16> halves = halves_of(numbers(32, 53));
     for (const float16 half : halves) {
       if (as_integers) table.add_int32_data(half.bits);
     }

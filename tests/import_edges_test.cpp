@@ -298,10 +298,10 @@ TEST_F(ImportEdges, NumbersAreNoNames) {
 
 // Tensors of branches, taken or not, and of functions lie in one place with a weight of the graph only if they are the same.
 struct SharedBytes : ImportEdges {
-  pb::ModelProto model;
+  pb::ModelProto file;
   SharedBytes()
-      : model(ImportEdges::model(
-            17, R"((float[2, 4] x, bool c) => (float[2, 4] y) <float[4, 4] w = {1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15, 16}> {
+      : file(model(17,
+                   R"((float[2, 4] x, bool c) => (float[2, 4] y) <float[4, 4] w = {1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15, 16}> {
     p = MatMul (x, w)
     y = If (c) <then_branch = a () => (float[2, 4] q) <float[16] v = {1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15, 16}>
                   { s = Constant <value_ints = [4, 4]> () r = Reshape (v, s) q = MatMul (p, r) },
@@ -310,16 +310,16 @@ struct SharedBytes : ImportEdges {
     std::vector<float> numbers;
     for (int i = 1; i <= 16; ++i) numbers.push_back(static_cast<float>(i));
     write_file(folder / "w.bin", bytes_of(numbers));
-    store_externally(*model.mutable_graph()->mutable_initializer(0), "w.bin", 0, 64);
+    store_externally(*file.mutable_graph()->mutable_initializer(0), "w.bin", 0, 64);
     store_externally(of_branch(), "w.bin", 0, 64);
   }
   pb::TensorProto& of_branch() {
-    for (auto& attribute : *model.mutable_graph()->mutable_node(1)->mutable_attribute()) {
+    for (auto& attribute : *file.mutable_graph()->mutable_node(1)->mutable_attribute()) {
       if (attribute.name() == "then_branch") return *attribute.mutable_g()->mutable_initializer(0);
     }
     throw std::runtime_error("no branch");
   }
-  Imported import(bool taken) const { return import_file(write_model(folder, model), {.bound_inputs = {{"c", scalar_tensor(taken)}}}); }
+  Imported import(bool taken) const { return import_file(write_model(folder, file), {.bound_inputs = {{"c", scalar_tensor(taken)}}}); }
 };
 
 TEST_F(SharedBytes, AreRefusedUnderAnotherShape) {
@@ -398,13 +398,27 @@ TEST_F(ImportEdges, UntakenBranchesAreListed) {
   const Imported without = imported(false, {}), with = imported(true, {});
   EXPECT_EQ(parameter_names(without), (Names{"w"}));
   EXPECT_EQ(listed(without), (std::map<std::string, std::string>{{"v", kWhy}, {"k", kWhy}, {"u", "in a body that isn't run"}}));
-  EXPECT_THAT(without.info.notes, ::testing::Contains("3 tensors ('v', …) are in branches that aren't taken: they stay as they are"));
+  EXPECT_THAT(without.info.notes,
+              ::testing::Contains("3 tensors ('v', …) are in branches or bodies that aren't run: they stay as they are"));
   EXPECT_EQ(parameter_names(with), (Names{"w", "v", "k"}));
   EXPECT_EQ(listed(with), (std::map<std::string, std::string>{{"u", kWhy}}));
   EXPECT_THAT(with.info.notes, ::testing::Contains("'u' is in a branch that isn't taken: it stays as it is"));
   const Error problem = error_of([&] { imported(false, {.train = {"v"}}); });
   EXPECT_EQ(problem.code(), ErrorCode::usage);
   EXPECT_HAS(problem.what(), "`train` 'v': 'v' is in a branch that isn't taken");
+}
+
+TEST_F(ImportEdges, TheBodyOfALoopThatRepeatsNoTimeIsListed) {
+  const Imported imported = imported_of(17, R"((float[2, 2] x) => (float[2, 2] y) <float[2, 2] w = {1, 2, 3, 4}> {
+    p = MatMul (x, w)
+    none = Constant <value = int64 {0}> ()
+    y = Loop (none, , p) <body = step (int64 i, bool go, float[2, 2] h) => (bool on, float[2, 2] next) <float[2, 2] u = {5, 6, 7, 9}> {
+      on = Identity (go)
+      next = MatMul (h, u)
+    }>
+  })");
+  EXPECT_EQ(parameter_names(imported), (Names{"w"}));
+  EXPECT_THAT(imported.info.notes, ::testing::Contains("'u' is in a body that isn't run: it stays as it is"));
 }
 
 }  // namespace

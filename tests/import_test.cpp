@@ -8,18 +8,13 @@
 #include <algorithm>
 #include <cmath>
 
+#include "tests/graph_ops.h"
 #include "tests/onnx_models.h"
 
 namespace ort_train {
 namespace {
 
 using namespace fixtures;
-
-std::vector<std::string> op_names(const Graph& graph) {
-  std::vector<std::string> names;
-  for (NodeId id : graph.order()) names.emplace_back(graph.node(id).op->name);
-  return names;
-}
 
 // --- dimensions -----------------------------------------------------------------------------------------------------------------------
 

@@ -9,6 +9,7 @@
 #include "graph/autodiff.h"
 #include "graph/builder.h"
 #include "tests/onnx_models.h"
+#include "tests/projected_loss.h"
 
 namespace ort_train {
 namespace {
@@ -51,8 +52,7 @@ TEST_P(LoweredGradients, AreThoseOfCentralDifferences) {
   const std::string path =
       write_model(folder, fmt::format(R"(<ir_version: 10, opset_import: ["" : {}, "com.microsoft" : 1]> g ({}) => ({}) <{}> {{ {} }})",
                                       lowered.opset, lowered.inputs, lowered.outputs, lowered.constants, lowered.node));
-  const Imported imported = import_file(path);
-  for (const Obstacle& obstacle : imported.obstacles) ADD_FAILURE() << obstacle.node << ": " << obstacle.reason;
+  const Imported imported = import_whole(path);
   if (HasFailure()) return;
 
   // A second copy gets the loss and the backward nodes.
@@ -74,25 +74,16 @@ TEST_P(LoweredGradients, AreThoseOfCentralDifferences) {
     }
     inputs[value.name] = std::move(tensor);
   }
-  for (const ValueId id : differentiated) {
-    graph.value(id).kind = ValueKind::parameter;
-    graph.value(id).trainable = true;
-    std::erase(graph.inputs, id);
-  }
+  for (const ValueId id : differentiated) train_input(graph, id);
   Builder builder(graph);
   builder.named("tested");
-  ValueId loss = kNone;
-  for (const ValueId id : std::vector(graph.outputs)) {
-    const Value output = graph.value(id);
-    ASSERT_EQ(output.dtype, DType::float64);
-    Tensor weight(output.dtype, output.shape);
+  for (const ValueId id : graph.outputs) ASSERT_EQ(graph.value(id).dtype, DType::float64);
+  const ValueId loss = projected_loss(builder, [&](ValueId id) {
+    const Value& output = graph.value(id);
+    Tensor& weight = weights[output.name] = Tensor(output.dtype, output.shape);
     for (double& w : weight.data<double>()) w = uniform(seed) * 2 - 1;
-    const ValueId product = builder.emit("Mul", {id, builder.constant(weight)});
-    weights[output.name] = std::move(weight);
-    const ValueId sum = builder.emit("ReduceSum", {builder.reshape(product, {element_count(output.shape)})},
-                                     {{"axes", std::vector<int64_t>{0}}, {"keepdims", int64_t{0}}});
-    loss = loss == kNone ? sum : builder.emit("Add", {loss, sum});
-  }
+    return weight;
+  });
   const std::map<ValueId, ValueId> gradients = differentiate(graph, loss);
   graph.verify("differentiate");
   for (const auto& [parameter, gradient] : gradients) graph.outputs.push_back(gradient);
@@ -346,8 +337,6 @@ std::vector<Lowered> contrib_attention_cases() {
   };
 }
 
-// Of a cubic, each of the sixteen elements is clamped to the picture, not the place: what PyTorch 2.13 and ONNX Runtime 1.31 give. (The
-// standard's reference evaluator clamps the place; none of its tests tells.)
 // Of two axes scaled by 0.6, what ONNX's test of opset 10 and ONNX Runtime have.
 TEST(OldResize, WhereAnAxisShrinksTheElementBehindIsTaken) {
   const TestFolder folder;
@@ -363,6 +352,8 @@ TEST(OldResize, WhereAnAxisShrinksTheElementBehindIsTaken) {
   EXPECT_EQ(results.at("z").to_double(), (std::vector<double>{1, 1, 2, 3, 3, 4, 5, 5, 6, 7, 7, 8}));
 }
 
+// Of a cubic, each of the sixteen elements is clamped to the picture, not the place: what PyTorch 2.13 and ONNX Runtime 1.31 give. (The
+// standard's reference evaluator clamps the place; none of its tests tells.)
 TEST(GridSample, ACubicAtTheBorderIsThatOfPyTorch) {
   const TestFolder folder;
   const Imported imported = import_file(write_model(folder, R"(<ir_version: 9, opset_import: ["" : 20]>

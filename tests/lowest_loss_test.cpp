@@ -5,6 +5,7 @@
 #include <gtest/gtest.h>
 
 #include <cmath>
+#include <fstream>
 #include <limits>
 #include <map>
 #include <optional>
@@ -41,6 +42,25 @@ TEST(HeldOutLosses, AreComparedWithTheLowestOfAllBefore) {
   expect(60, std::numeric_limits<double>::infinity(), 4, 40);
   expect(70, 2.5, 0, 70);
   EXPECT_EQ(seen.best, 2.5);
+  EXPECT_EQ(seen.lowest, 2.5);
+}
+
+// The weights of the lowest loss couldn't be saved: the next lowest of the others counts for the result, and none of them as better.
+TEST(HeldOutLosses, CountAsSeenWhereTheirWeightsAreNotKept) {
+  HeldOutState seen;
+  seen.observe(10, 4.0, /*threshold=*/0);
+  seen.observe(20, 1.0, 0);
+  seen.best = 4.0;
+  seen.best_step = 10;
+  seen.observe(30, 2.0, 0);
+  EXPECT_EQ(seen.without_better, 1);
+  EXPECT_EQ(seen.best_step, 30);
+  EXPECT_EQ(seen.best, 2.0);
+  EXPECT_EQ(seen.lowest, 1.0);
+  seen.observe(40, 0.5, 0);
+  EXPECT_EQ(seen.without_better, 0);
+  EXPECT_EQ(seen.best_step, 40);
+  EXPECT_EQ(seen.lowest, 0.5);
 }
 
 struct LowestLoss : ClassifierRuns {
@@ -295,6 +315,30 @@ TEST_F(LowestLoss, ThatCantBeSavedGivesWayToTheOneBefore) {
   EXPECT_EQ(summary.weights_hash, hash_after(summary.best_step));
 }
 
+// What can't be saved is no reason to train for longer.
+TEST_F(LowestLoss, EndsARunAtTheSameStepWhereItCantBeSaved) {
+  Options o = best_job();
+  o.log_file.clear();
+  o.early_stopping_patience = 2;
+  const Seen whole = run(o);
+  ASSERT_TRUE(whole.summary.early_stopped);
+  o.overwrite = true;
+  std::optional<IoFaults> full;
+  std::string notes;
+  const Summary summary = Trainer(o, {.on_step = [&](const StepReport&) { full.reset(); },
+                                      .on_eval =
+                                          [&](const EvalReport& report) {
+                                            if (report.step < whole.summary.steps) full.emplace(Fault::full, 1, /*lasts=*/true);
+                                          },
+                                      .on_note = [&](const std::string& note) { notes += note + "\n"; }})
+                              .train();
+  EXPECT_THAT(notes, HasSubstr("step 2 could not be saved"));
+  EXPECT_EQ(summary.steps, whole.summary.steps);
+  EXPECT_TRUE(summary.early_stopped);
+  EXPECT_EQ(summary.best_step, summary.steps) << "of no other step are the weights there";
+  EXPECT_EQ(summary.weights_hash, hash_after(summary.steps));
+}
+
 TEST_F(LowestLoss, ThatIsGoneAtTheEndIsOneSentence) {
   Options o = best_job();
   const Summary whole = Trainer(o).train();
@@ -410,6 +454,72 @@ TEST_F(LowestLossOfStreams, IsWrittenOutBeforeTheRunGoesOn) {
   const Summary summary = Trainer(o).train();
   EXPECT_EQ(summary.best_step, 1);
   EXPECT_EQ(summary.weights_hash, first.weights_hash);
+}
+
+// The newest checkpoint is written out, so a run that goes on from it makes a state file beside that of the one before.
+TEST_F(LowestLossOfStreams, IsNoStateFileToGoOnIn) {
+  Options o = job();
+  o.nvme_path = folder / "nvme";
+  fs::create_directory(o.nvme_path);
+  o.output_dir = folder / "disk";
+  o.eval_steps = 2;
+  o.save_steps = 1;
+  o.save_total_limit = 2;
+  o.budget = Trainer(o).plan().minimum_budget;
+  const PlanReport plan = Trainer(o).plan();
+  ASSERT_GT(plan.state_bytes, 0);
+  o.nvme_budget = plan.disk_bytes;
+  {
+    Trainer* self = nullptr;
+    Trainer trainer(o, {.on_eval = [&](const EvalReport&) { self->request_stop(); }});
+    self = &trainer;
+    EXPECT_EQ(trainer.train().steps, 2);
+  }
+  ASSERT_TRUE(fs::exists(o.output_dir + "/checkpoint-2/weights.safetensors"));
+  ASSERT_TRUE(fs::exists(o.output_dir + "/checkpoint-1/state.bin"));
+  o.resume = true;
+  EXPECT_THAT(error_of(ErrorCode::budget, [&] { Trainer{o}; }), HasSubstr(fmt::format("more than `nvme_budget` {}", plan.disk_bytes)));
+  o.nvme_budget = 2 * plan.disk_bytes;
+  EXPECT_EQ(Trainer(o).train().steps, 4);
+}
+
+// The plan counts on the newest checkpoint's state file; that checkpoint turns out to be damaged.
+TEST_F(LowestLossOfStreams, IsGoneOnFromOnlyWithinTheBudgetOfTheDisk) {
+  Options o = job();
+  o.nvme_path = folder / "nvme";
+  fs::create_directory(o.nvme_path);
+  o.output_dir = folder / "disk";
+  o.budget = Trainer(o).plan().minimum_budget;
+  const PlanReport plan = Trainer(o).plan();
+  o.save_steps = 1;
+  o.nvme_budget = plan.disk_bytes;
+  {
+    Trainer* self = nullptr;
+    Trainer trainer(o, {.on_step = [&](const StepReport& report) {
+                      if (report.step == 2) self->request_stop();
+                    }});
+    self = &trainer;
+    EXPECT_EQ(trainer.train().best_step, 1);
+  }
+  ASSERT_TRUE(fs::exists(o.output_dir + "/checkpoint-1/weights.safetensors"));
+  const std::string newest = o.output_dir + "/checkpoint-2";
+  {
+    const nlohmann::json slots = nlohmann::json::parse(read_file(newest + "/state.json")).at("body").at("slots");
+    const nlohmann::json& tensors = slots.at("tensors");
+    const nlohmann::json& tensor = *std::find_if(tensors.begin(), tensors.end(), [](const auto& of) { return of.at("current") >= 0; });
+    const auto at = tensor.at("slots").at(tensor.at("current").get<size_t>()).get<int64_t>();
+    std::fstream file(slots.at("path").get<std::string>(), std::ios::binary | std::ios::in | std::ios::out);
+    file.seekg(at);
+    const int byte = file.get();
+    file.seekp(at);
+    file.put(static_cast<char>(byte ^ 1));
+  }
+  o.resume = true;
+  EXPECT_THAT(error_of(ErrorCode::budget, [&] { Trainer(o).train(); }),
+              AllOf(HasSubstr("can't go on in the state file of its newest checkpoint"),
+                    HasSubstr(fmt::format("more than `nvme_budget` {}", plan.disk_bytes))));
+  o.nvme_budget = 2 * plan.disk_bytes;
+  EXPECT_EQ(Trainer(o).train().steps, 4);
 }
 
 }  // namespace

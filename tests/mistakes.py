@@ -114,7 +114,7 @@ def test_data_files(tmp_path):
     for name, content, sentence in [
         ("empty.bin", b"", "has 0 tokens, fewer than one sample of 8"),
         ("odd.bin", b"abc", "no whole number of 2-byte tokens"),
-        ("table.csv", b"1,2\n", "data is .txt, .bin, .npy, .npz or .safetensors"),
+        ("table.csv", b"1,2\n", "data is .txt, .bin, .npy, .npz, .safetensors or .jsonl"),
         ("cut.npz", b"PK\3\4", "not a valid .npz file"),
         ("bad.safetensors", b"\xff" * 64, "not a valid safetensors file"),
         ("a.txt", b"text", "text needs a vocabulary"),
@@ -128,7 +128,7 @@ def test_data_files(tmp_path):
     (tmp_path / "mixed/valid.bin").write_bytes(bytes(64))
     refused(tmp_path, DATA, "one holds arrays, the other a text or tokens", *job, "mixed", "--eval-steps", 1)
     (tmp_path / "folder").mkdir()
-    refused(tmp_path, DATA, "has no train.txt, train.bin, train.npy, train.npz or train.safetensors", *job, "folder")
+    refused(tmp_path, DATA, "has no train.txt, train.bin, train.npy, train.npz, train.safetensors or train.jsonl", *job, "folder")
     (tmp_path / "latin1.txt").write_bytes("naïve".encode("latin1"))
     refused(tmp_path, DATA, "line 1: is not UTF-8 text", CHAR_GPT, *job[1:], "latin1.txt")
     (tmp_path / "utf8.txt").write_text("to be\nnaïve or not", encoding="utf-8")
@@ -193,7 +193,9 @@ def test_compressed_arrays_take_memory(tmp_path):
     (["--load-best-model-at-end"], "--load-best-model-at-end goes by the held-out loss: it needs evaluations (--eval-steps)"),
     (["--early-stopping-patience", 3], "--early-stopping-patience 3: follows the held-out loss: it needs evaluations (--eval-steps)"),
     (["--early-stopping-threshold", 0.1], "--early-stopping-threshold 0.1 goes with --early-stopping-patience"),
-    (["--metric-for-best-model", "loss"], "unknown option --metric-for-best-model: here it is the held-out loss, without an option"),
+    (["--metric-for-best-model", "accuracy"], "--metric-for-best-model accuracy: is not known here: the held-out loss decides, eval_loss"),
+    (["--eval-strategy", "steps"], "--eval-strategy steps needs --eval-steps"),
+    (["--evaluation-strategy", "epoch"], "unknown option --evaluation-strategy: here it is --eval-strategy"),
     (["--scale-lr", "linear"], "--base-batch-size"),
     (["--param-group", "*.bias"], "--param-group '*.bias': is not PATTERN:key=value,..."),
     (["--param-group", "*.bias:rate=1"], "'rate' is not known: lr, lr_scale or weight_decay"),

@@ -12,13 +12,16 @@
 #include "graph/autodiff.h"
 #include "passes/build.h"
 #include "passes/pipeline.h"
+#include "tests/graph_ops.h"
 #include "tests/mixed_graph.h"
 #include "tests/onnx_models.h"
+#include "tests/projected_loss.h"
 
 namespace ort_train {
 namespace {
 
 using fixtures::mixed;
+using fixtures::nodes_named;
 using fixtures::typed_ops;
 using ::testing::Contains;
 using ::testing::Each;
@@ -26,13 +29,6 @@ using ::testing::ElementsAre;
 using ::testing::Not;
 using DTypeList = std::vector<DType>;
 
-std::vector<Node> nodes_named(const Graph& graph, std::string_view op) {
-  std::vector<Node> nodes;
-  for (const NodeId id : graph.order()) {
-    if (graph.node(id).op->name == op) nodes.push_back(graph.node(id));
-  }
-  return nodes;
-}
 DType made_type(const Graph& graph, const Node& node) { return graph.value(node.outputs[0]).dtype; }
 bool rounds_operands(const Node& node) { return get_type(node.attributes, kComputeType, DType::float32) != DType::float32; }
 
@@ -42,9 +38,7 @@ struct MixedImports : ::testing::Test {
 
   Imported import(const std::string& text, const ImportOptions& options = {}) const {
     const std::string path = fixtures::write_model(folder, R"(<ir_version: 10, opset_import: ["" : 20]> )" + text);
-    Imported imported = fixtures::import_file(path, options);
-    for (const Obstacle& obstacle : imported.obstacles) ADD_FAILURE() << obstacle.node << ": " << obstacle.reason;
-    return imported;
+    return fixtures::import_whole(path, options);
   }
   // Of a model that has a weight `w`.
   Graph graph_of(const std::string& text, DType low = DType::bfloat16) const { return mixed(import(text, {.train = {"w"}}).graph, low); }
@@ -125,12 +119,14 @@ TEST(MixedNumbers, ANumberThatTheTypeHasntIsUsedAsItIs) {
     EXPECT_THAT(typed_ops(graph), ElementsAre("Cast bfloat16", "MatMul bfloat16", "Cast float32", std::string(op) + " float32",
                                               "Cast bfloat16", "MatMul bfloat16", "Cast float32"));
     const std::vector<Node> nodes = nodes_named(graph, op);
+    int constants = 0;
     for (const ValueId input : nodes.at(0).inputs) {
       const Tensor* const number = graph.constant(input);
-      if (number != nullptr) {
-        EXPECT_EQ(number->to_double(), std::vector<double>{double{0.22f}});
-      }
+      if (number == nullptr) continue;
+      ++constants;
+      EXPECT_EQ(number->to_double(), std::vector<double>{double{0.22f}});
     }
+    EXPECT_EQ(constants, 1);
   }
   const std::string low[] = {"Cast bfloat16", "MatMul bfloat16", "", "MatMul bfloat16", "Cast float32"};
   for (const auto& [op, number] : {std::pair{"Mul", "0.5"}, {"Add", "3"}, {"Max", "0.22"}, {"Min", "0.22"}}) {
@@ -294,9 +290,7 @@ std::vector<double> gradient_of_equals(const char* op, DType type, int64_t n, co
   graph = parse_graph(fmt::format("g ({0}[1, 1, {1}] x) => ({0}[1, 1, 1] y) {{ y = {2}<axes = [2], keepdims = 1{3}>(x) }}",
                                   type == DType::float16 ? "float16" : "bfloat16", n, op, attributes));
   const ValueId x = graph.inputs[0];
-  graph.inputs.clear();
-  graph.value(x).kind = ValueKind::parameter;
-  graph.value(x).trainable = true;
+  fixtures::train_input(graph, x);
   const ValueId gradient = differentiate(graph, graph.outputs[0]).at(x);
   graph.verify("autodiff");
   Tensor ones(type, {1, 1, n});

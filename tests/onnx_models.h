@@ -86,6 +86,13 @@ inline Imported import_file(const std::string& path, const ImportOptions& option
   return import_model(path, options, workers);
 }
 
+// The same of a model that has no obstacles.
+inline Imported import_whole(const std::string& path, const ImportOptions& options = {}) {
+  Imported imported = import_file(path, options);
+  for (const Obstacle& obstacle : imported.obstacles) ADD_FAILURE() << obstacle.node << ": " << obstacle.reason;
+  return imported;
+}
+
 // What PyTorch's exporter says of a value.
 inline void describe(ort_train_onnx::ModelProto& model, const std::string& value, const std::string& key, const std::string& text) {
   auto& info = *model.mutable_graph()->add_value_info();

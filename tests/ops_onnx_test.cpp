@@ -201,7 +201,7 @@ TEST(OnnxOpsList, EveryFormHasAModel) {
     models.append(reinterpret_cast<const char*>(bytes.data()), bytes.size());
   }
   for (const OpDef* op : all_ops()) {
-    if (op->name == "DrawNumbers") continue;  // which numbers, the standard doesn't say: tests/random_test.cpp
+    if (op->name == "DrawNumbers") continue;  // which numbers, the standard doesn't say: tests/draw_test.cpp
     for (const OnnxForm& form : op->onnx) {
       // NodeProto.op_type is field 4: tag, length, name.
       const std::string field = std::string("\x22") + static_cast<char>(form.name.size()) + std::string(form.name);

@@ -12,6 +12,7 @@
 #include "exec/workers.h"
 #include "graph/op_def.h"
 #include "passes/plan.h"
+#include "tests/graph_ops.h"
 #include "tests/plan_support.h"
 #include "tests/stream_support.h"
 
@@ -21,13 +22,6 @@ namespace {
 using namespace fixtures;
 
 constexpr GptShape kTiny{.layers = 2, .heads = 2, .width = 8, .vocabulary = 37, .batch = 2, .length = 5};
-
-std::vector<NodeId> nodes_of(const Graph& graph, std::string_view op) {
-  std::vector<NodeId> nodes;
-  std::copy_if(graph.order().begin(), graph.order().end(), std::back_inserter(nodes),
-               [&](NodeId id) { return graph.node(id).op->name == op; });
-  return nodes;
-}
 
 TEST(PackWeights, NeighboursOfOneClassThatGetAGradient) {
   WeightModel m;
@@ -84,10 +78,10 @@ TEST(PackWeights, MembersAreViewsIntoThePack) {
   const Graph& graph = job.graph;
   const size_t members = packs[0].size() + packs[1].size();
   EXPECT_EQ(members, forward.parameters().size() - 1) << "all but the embedding, which the head uses, too";
-  EXPECT_EQ(nodes_of(graph, "PackMember").size(), members);
-  EXPECT_EQ(nodes_of(graph, "Pack").size(), 2u);
-  EXPECT_EQ(nodes_of(graph, "AdamW").size(), 3u);
-  EXPECT_EQ(nodes_of(graph, "SumSquares").size(), 3u);
+  EXPECT_EQ(count_ops(graph, "PackMember"), members);
+  EXPECT_EQ(count_ops(graph, "Pack"), 2u);
+  EXPECT_EQ(count_ops(graph, "AdamW"), 3u);
+  EXPECT_EQ(count_ops(graph, "SumSquares"), 3u);
   EXPECT_EQ(graph.parameters().size(), 3u);
   EXPECT_EQ(job.slices.size(), members);
   for (const std::vector<std::string>& names : packs) {
@@ -110,8 +104,7 @@ TEST(PackWeights, MembersAreViewsIntoThePack) {
     }
     EXPECT_EQ(graph.value(pack).bytes(), aligned(end));
   }
-  for (const NodeId id : nodes_of(graph, "AdamW")) {
-    const Node& node = graph.node(id);
+  for (const Node& node : nodes_named(graph, "AdamW")) {
     const bool vectors = graph.value(node.inputs[0]).name.find(packs[0].front()) == 0;
     EXPECT_EQ(node.attributes.get("weight_decay", -1.0f), vectors ? 0.0f : 0.1f) << graph.value(node.inputs[0]).name;
   }
@@ -323,8 +316,8 @@ TEST(PackWeights, TheVerifierKnowsWhereAMemberLies) {
     EXPECT_EQ(views, static_cast<int>(planned.job.slices.size()));
     // The graph is what counts: of one that asks for other places, the program isn't a program.
     Graph other = graph;
-    const NodeId node = nodes_of(other, "PackMember").back();
-    other.node(node).attributes.set("byte_offset", view_offset(other.node(node)) - 64);
+    Node& member = other.node(other.value(nodes_named(other, "PackMember").back().outputs[0]).producer);
+    member.attributes.set("byte_offset", view_offset(member) - 64);
     EXPECT_NE(complaint(planned.program, other), "");
   }
 }

@@ -18,6 +18,7 @@
 #include "passes/build.h"
 #include "passes/pack_weights.h"
 #include "test_paths.h"
+#include "tests/arrays.h"
 #include "tests/chain_model.h"
 #include "tests/failures.h"
 #include "tests/onnx_models.h"
@@ -195,11 +196,13 @@ TEST_F(ParameterGroups, LayersAreFoundInExportedModels) {
     o.layer_decay = 0.5;
     o.learning_rate = 1;
     std::string text;
-    for (const GroupReport& row : check(o).groups) text += fmt::format("{}{}: {}", text.empty() ? "" : "; ", row.name, row.learning_rate);
+    for (const GroupReport& row : check(o).groups)
+      text += fmt::format("{}{}: {} of {} tensors", text.empty() ? "" : "; ", row.name, row.learning_rate, row.tensors);
     return text;
   };
   for (const char* name : {"gpt2-torchscript", "gpt2-dynamo", "gpt2-torchscript-plain", "gpt2-dynamo-plain"})
-    EXPECT_THAT(layers(name), ::testing::StartsWith("others: 1; layer 0: ")) << name;
+    EXPECT_EQ(layers(name), "others: 1 of 2 tensors; layer 0: 0.25 of 2 tensors; layer 1 (model.transformer.h.0): 0.5 of 12 tensors")
+        << name;
   EXPECT_THAT(error_of(ErrorCode::usage, [&] { layers("lstm-torchscript"); }), HasSubstr("names of the weights don't tell layers apart"));
 }
 
@@ -358,6 +361,30 @@ TEST_F(LearningRates, GrowWithTheBatch) {
   EXPECT_THAT(error_of(ErrorCode::usage, [&] { Trainer{o}; }), HasSubstr("`base_batch_size`"));
   o.scale_lr = "cubic", o.base_batch_size = 2;
   EXPECT_THAT(error_of(ErrorCode::usage, [&] { Trainer{o}; }), HasSubstr("`scale_lr` cubic: is not known"));
+}
+
+// The first input leaves its batch open, the second fixes it.
+TEST_F(LearningRates, GrowInACheckAsInAJob) {
+  Options o;
+  o.model = fixtures::write_model(folder, R"(<ir_version: 8, opset_import: ["" : 17]>
+    g (float[n, 3] x, float[4, 2] y) => (float[n, 2] z, float[4, 2] u) <float[3, 2] w = {1, 2, 3, 4, 5, 6}> {
+      z = MatMul (x, w)
+      u = Neg (y)
+    })");
+  Arrays arrays;
+  arrays.add("x", {8, 3}, numbers(24, 389)).add("y", {8, 2}, numbers(16, 397)).add("labels", {8, 2}, numbers(16, 401));
+  o.data = arrays.write(folder / "data.safetensors");
+  o.output_dir = folder / "out";
+  o.loss = "mse";
+  o.learning_rate = 1e-3;
+  o.scale_lr = "linear";
+  o.base_batch_size = 2;
+  o.max_steps = 1;
+  o.profile = profile;
+  const std::vector<GroupReport> checked = check(o).groups;
+  ASSERT_EQ(checked.size(), 1u);
+  EXPECT_EQ(checked[0].learning_rate, 2e-3);
+  EXPECT_EQ(Trainer(o).plan().groups[0].learning_rate, 2e-3);
 }
 
 // A run that is reduced twice; in one go and stopped everywhere, in the evaluation too.

@@ -6,7 +6,6 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
-#include <random>
 
 #include "exec/kernel.h"
 #include "exec/random.h"
@@ -15,15 +14,15 @@
 #include "graph/op_def.h"
 #include "passes/build.h"
 #include "passes/pipeline.h"
+#include "tests/after_pass.h"
+#include "tests/graph_ops.h"
 
 namespace ort_train {
 namespace {
 
-std::vector<std::string> ops(const Graph& graph) {
-  std::vector<std::string> names;
-  for (NodeId id : graph.order()) names.emplace_back(graph.node(id).op->name);
-  return names;
-}
+using fixtures::after_pass;
+using fixtures::op_names;
+using fixtures::run_graph;
 
 const Node& only(const Graph& graph, std::string_view op) {
   const Node* found = nullptr;
@@ -37,103 +36,53 @@ const Node& only(const Graph& graph, std::string_view op) {
   return *found;
 }
 
-// Every input and parameter gets numbers from its name; nodes run one by one.
-std::vector<std::vector<double>> run(const Graph& graph) {
-  Workers workers(1);
-  std::vector<Tensor> values(graph.value_count());
-  std::vector<const Tensor*> at(graph.value_count());
-  for (ValueId id = 0; id < graph.value_count(); ++id) {
-    const Value& value = graph.value(id);
-    if (value.constant) at[id] = value.constant.get();
-    if (value.kind != ValueKind::input && value.kind != ValueKind::parameter) continue;
-    std::mt19937 random(static_cast<unsigned>(std::hash<std::string>{}(value.name)));
-    values[id] = Tensor(value.dtype, value.shape);
-    if (value.dtype == DType::float32) {
-      for (float& x : values[id].data<float>()) x = std::uniform_real_distribution<float>(-1, 1)(random);
-    } else if (value.dtype == DType::boolean) {
-      for (bool& x : values[id].data<bool>()) x = random() % 4 != 0;
-    }
-    at[id] = &values[id];
-  }
-  for (NodeId id : graph.order()) {
-    const Node& node = graph.node(id);
-    std::vector<const Tensor*> inputs;
-    for (ValueId input : node.inputs) inputs.push_back(input == kNone ? nullptr : at[input]);
-    std::vector<Tensor> results = evaluate(*node.op, node.attributes, inputs, node.outputs.size(), workers);
-    for (size_t i = 0; i < results.size(); ++i) {
-      if (node.outputs[i] == kNone) continue;
-      values[node.outputs[i]] = std::move(results[i]);
-      at[node.outputs[i]] = &values[node.outputs[i]];
-    }
-  }
-  std::vector<std::vector<double>> outputs;
-  for (ValueId id : graph.outputs) outputs.push_back(at[id]->to_double());
-  return outputs;
-}
-
-// Applies the pass; the outputs must stay within 1e-5 of what they were.
-Graph after(std::string_view text, Pass pass, PassOptions options = {}) {
-  Graph graph = parse_graph(text);
-  const auto before = run(graph);
-  pass(graph, options);
-  graph.verify("the pass");
-  const auto now = run(graph);
-  EXPECT_EQ(before.size(), now.size());
-  for (size_t i = 0; i < std::min(before.size(), now.size()); ++i) {
-    EXPECT_EQ(before[i].size(), now[i].size());
-    for (size_t j = 0; j < std::min(before[i].size(), now[i].size()); ++j) EXPECT_NEAR(now[i][j], before[i][j], 1e-5) << graph.to_text();
-  }
-  EXPECT_FALSE(pass(graph, options)) << "not idempotent:\n" << graph.to_text();
-  return graph;
-}
-
 TEST(Simplify, ReshapesMergeAndVanish) {
-  const Graph graph = after(R"(g (float[2, 6] x) => (float[3, 4] y) {
+  const Graph graph = after_pass(R"(g (float[2, 6] x) => (float[3, 4] y) {
     a = Reshape<shape = [12]>(x)
     b = Reshape<shape = [12]>(a)
     c = Reshape<shape = [3, 4]>(b)
     y = Neg(c)
   })",
-                            simplify);
-  EXPECT_EQ(ops(graph), (std::vector<std::string>{"Reshape", "Neg"}));
+                                 simplify);
+  EXPECT_EQ(op_names(graph), (std::vector<std::string>{"Reshape", "Neg"}));
 }
 
 TEST(Simplify, ProductsTakeTransposesAndBiases) {
-  const Graph graph = after(R"(g (float[4, 3] x) => (float[4, 5] y) <float[5, 3] w, float[5] b> {
+  const Graph graph = after_pass(R"(g (float[4, 3] x) => (float[4, 5] y) <float[5, 3] w, float[5] b> {
     t = Transpose<perm = [1, 0]>(w)
     m = MatMul(x, t)
     y = Add(m, b)
   })",
-                            simplify);
+                                 simplify);
   const Node& product = only(graph, "MatMul");
-  EXPECT_EQ(ops(graph).size(), 1u);
+  EXPECT_EQ(op_names(graph).size(), 1u);
   EXPECT_EQ(product.attributes.get("trans_b", 0), 1);
   EXPECT_EQ(product.inputs.size(), 3u);
 }
 
 TEST(Simplify, ABiasOfAnotherShapeStays) {
-  const Graph graph = after(R"(g (float[4, 3] x) => (float[4, 5] y) <float[3, 5] w, float[4, 1] b> {
+  const Graph graph = after_pass(R"(g (float[4, 3] x) => (float[4, 5] y) <float[3, 5] w, float[4, 1] b> {
     m = MatMul(x, w)
     y = Add(m, b)
   })",
-                            simplify);
-  EXPECT_EQ(ops(graph), (std::vector<std::string>{"MatMul", "Add"}));
+                                 simplify);
+  EXPECT_EQ(op_names(graph), (std::vector<std::string>{"MatMul", "Add"}));
 }
 
 TEST(Simplify, AFlattenedTransposeOfTheLastAxesIsOne) {
-  const Graph graph = after(R"(g (float[2, 3, 4, 5] x) => (float[2, 3, 5, 4] y) {
+  const Graph graph = after_pass(R"(g (float[2, 3, 4, 5] x) => (float[2, 3, 5, 4] y) {
     a = Reshape<shape = [6, 4, 5]>(x)
     b = Transpose<perm = [0, 2, 1]>(a)
     c = Reshape<shape = [2, 3, 5, 4]>(b)
     y = Neg(c)
   })",
-                            simplify);
+                                 simplify);
   EXPECT_EQ(only(graph, "Transpose").attributes.get("perm", std::vector<int64_t>{}), (std::vector<int64_t>{0, 1, 3, 2}));
-  EXPECT_EQ(ops(graph).size(), 2u);
+  EXPECT_EQ(op_names(graph).size(), 2u);
 }
 
 TEST(FuseGelu, TheTanhForm) {
-  const Graph graph = after(
+  const Graph graph = after_pass(
       R"(g (float[40] x) => (float[40] y) <float half = {0.5}, float one = {1}, float three = {3}, float c = {0.044715}, float r = {0.7978845608}> {
     h = Mul(x, half)
     p = Pow(x, three)
@@ -145,36 +94,36 @@ TEST(FuseGelu, TheTanhForm) {
     y = Mul(h, o)
   })",
       fuse_gelu);
-  EXPECT_EQ(ops(graph), std::vector<std::string>{"Gelu"});
+  EXPECT_EQ(op_names(graph), std::vector<std::string>{"Gelu"});
   EXPECT_EQ(only(graph, "Gelu").attributes.get("approximate", "none"), "tanh");
 }
 
 TEST(FuseGelu, TheErfFormInAnotherOrder) {
-  const Graph graph = after(R"(g (float[40] x) => (float[40] y) <float half = {0.5}, float one = {1}, float r = {1.41421356}> {
+  const Graph graph = after_pass(R"(g (float[40] x) => (float[40] y) <float half = {0.5}, float one = {1}, float r = {1.41421356}> {
     d = Div(x, r)
     e = Erf(d)
     o = Add(one, e)
     m = Mul(x, o)
     y = Mul(m, half)
   })",
-                            fuse_gelu);
-  EXPECT_EQ(ops(graph), std::vector<std::string>{"Gelu"});
+                                 fuse_gelu);
+  EXPECT_EQ(op_names(graph), std::vector<std::string>{"Gelu"});
 }
 
 TEST(FuseGelu, AnotherConstantIsNotAGelu) {
-  const Graph graph = after(R"(g (float[40] x) => (float[40] y) <float half = {0.5}, float one = {1}, float r = {1.3}> {
+  const Graph graph = after_pass(R"(g (float[40] x) => (float[40] y) <float half = {0.5}, float one = {1}, float r = {1.3}> {
     d = Div(x, r)
     e = Erf(d)
     o = Add(one, e)
     m = Mul(x, o)
     y = Mul(m, half)
   })",
-                            fuse_gelu);
-  EXPECT_EQ(ops(graph).size(), 5u);
+                                 fuse_gelu);
+  EXPECT_EQ(op_names(graph).size(), 5u);
 }
 
 TEST(FuseNormalization, LayerNormInPrimitives) {
-  const Graph graph = after(R"(g (float[5, 8] x) => (float[5, 8] y) <float[8] w, float[8] b, float two = {2}, float eps = {1e-5}> {
+  const Graph graph = after_pass(R"(g (float[5, 8] x) => (float[5, 8] y) <float[8] w, float[8] b, float two = {2}, float eps = {1e-5}> {
     mean = ReduceMean<axes = [-1], keepdims = 1>(x)
     d = Sub(x, mean)
     q = Pow(d, two)
@@ -185,8 +134,8 @@ TEST(FuseNormalization, LayerNormInPrimitives) {
     s = Mul(n, w)
     y = Add(s, b)
   })",
-                            fuse_normalization);
-  EXPECT_EQ(ops(graph), std::vector<std::string>{"LayerNormalization"});
+                                 fuse_normalization);
+  EXPECT_EQ(op_names(graph), std::vector<std::string>{"LayerNormalization"});
 }
 
 constexpr const char* kAttention =
@@ -203,24 +152,25 @@ TEST(FuseAttention, AFutureMaskBecomesCausal) {
   for (int row = 0; row < 6; ++row) {
     for (int column = 0; column < 6; ++column) mask += (mask.empty() ? "" : ", ") + std::string(column <= row ? "0" : "-3.4e38");
   }
-  const Graph graph = after(fmt::sprintf(kAttention, "", ", float[1, 1, 6, 6] mask = {" + mask + "}", "b = Add(m, mask)"), fuse_attention);
+  const Graph graph =
+      after_pass(fmt::sprintf(kAttention, "", ", float[1, 1, 6, 6] mask = {" + mask + "}", "b = Add(m, mask)"), fuse_attention);
   const Node& attention = only(graph, "Attention");
-  EXPECT_EQ(ops(graph).size(), 1u);
+  EXPECT_EQ(op_names(graph).size(), 1u);
   EXPECT_EQ(attention.attributes.get("causal", 0), 1);
   EXPECT_EQ(attention.attributes.get("scale", 1.0f), 0.5f);
   EXPECT_EQ(attention.inputs.size(), 3u);
 }
 
 TEST(FuseAttention, AMaskThatIsComputedStaysAnInput) {
-  const Graph graph = after(fmt::sprintf(kAttention, ", float[2, 1, 6, 6] mask", "", "b = Add(m, mask)"), fuse_attention);
+  const Graph graph = after_pass(fmt::sprintf(kAttention, ", float[2, 1, 6, 6] mask", "", "b = Add(m, mask)"), fuse_attention);
   EXPECT_EQ(only(graph, "Attention").inputs.size(), 4u);
   EXPECT_EQ(only(graph, "Attention").attributes.get("causal", 0), 0);
   EXPECT_EQ(only(graph, "Attention").attributes.get("replaces", 0), 0);
 }
 
 TEST(FuseAttention, WhereMasksToo) {
-  const Graph graph = after(fmt::sprintf(kAttention, ", bool[1, 1, 6, 6] allowed", ", float low = {-3.4e38}", "b = Where(allowed, m, low)"),
-                            fuse_attention);
+  const Graph graph = after_pass(
+      fmt::sprintf(kAttention, ", bool[1, 1, 6, 6] allowed", ", float low = {-3.4e38}", "b = Where(allowed, m, low)"), fuse_attention);
   EXPECT_EQ(only(graph, "Attention").inputs.size(), 4u);
   EXPECT_EQ(only(graph, "Attention").attributes.get("replaces", 0), 1);
 }
@@ -235,25 +185,25 @@ TEST(FuseAttention, RepeatedHeadsAreTakenOnce) {
     p = Softmax<axis = -1>(s)
     y = MatMul(p, vr)
   })";
-  const Graph graph = after(fmt::sprintf(model, "2", "2", "3"), fuse_attention);
+  const Graph graph = after_pass(fmt::sprintf(model, "2", "2", "3"), fuse_attention);
   const Node& attention = only(graph, "Attention");
   EXPECT_EQ(graph.value(attention.inputs[1]).shape, (Shape{2, 2, 7, 4}));
   EXPECT_EQ(graph.value(attention.inputs[2]).shape, (Shape{2, 2, 7, 3}));
-  EXPECT_EQ(std::ranges::count(ops(graph), std::string("Expand")), 0);
+  EXPECT_EQ(std::ranges::count(op_names(graph), std::string("Expand")), 0);
   // Not where keys and values are repeated for different groups.
-  const Graph other = after(fmt::sprintf(model, "3", "3", "2"), fuse_attention);
+  const Graph other = after_pass(fmt::sprintf(model, "3", "3", "2"), fuse_attention);
   EXPECT_EQ(other.value(only(other, "Attention").inputs[1]).shape, (Shape{2, 6, 7, 4}));
 }
 
 TEST(FuseAttention, WeightsThatAreAnOutputStay) {
   const Graph graph =
-      after(R"(g (float[1, 2, 6, 4] q, float[1, 2, 6, 4] k, float[1, 2, 6, 4] v) => (float[1, 2, 6, 4] y, float[1, 2, 6, 6] p) {
+      after_pass(R"(g (float[1, 2, 6, 4] q, float[1, 2, 6, 4] k, float[1, 2, 6, 4] v) => (float[1, 2, 6, 4] y, float[1, 2, 6, 6] p) {
     s = MatMul<trans_b = 1>(q, k)
     p = Softmax<axis = -1>(s)
     y = MatMul(p, v)
   })",
-            fuse_attention);
-  EXPECT_EQ(ops(graph).size(), 3u);
+                 fuse_attention);
+  EXPECT_EQ(op_names(graph).size(), 3u);
 }
 
 // --- autodiff and the job graphs ------------------------------------------------------------------------------------------------------
@@ -302,7 +252,7 @@ TEST(Autodiff, ShallowProductsOfOneMatrixAreOneProduct) {
   graph.outputs = {gradient, sum};
   graph.remove_dead_nodes();
   graph.verify("autodiff");
-  const auto results = run(graph);
+  const auto results = run_graph(graph);
   for (size_t i = 0; i < 256; ++i) EXPECT_NEAR(results[0][i], results[1][i], 1e-5);
 }
 
@@ -313,10 +263,10 @@ TEST(Pipeline, OutputsKeepTheirNames) {
     z = Reshape<shape = [4, 5]>(y)
     w = Reshape<shape = [4, 3]>(x)
   })");
-  const auto before = run(graph);
+  const auto before = run_graph(graph);
   optimize_forward(graph, {});
   graph.verify("optimize_forward");
-  EXPECT_EQ(run(graph), before);
+  EXPECT_EQ(run_graph(graph), before);
   std::vector<std::string> names;
   for (ValueId output : graph.outputs) names.push_back(graph.value(output).name);
   EXPECT_EQ(names, (std::vector<std::string>{"y", "z", "w"}));
@@ -334,10 +284,10 @@ TEST(Pipeline, OutputsKeepTheirNames) {
 // Fused ops have the bits of those one by one.
 Graph fused(std::string_view text) {
   EntryGraph job{.graph = parse_graph(text)};
-  const auto before = run(job.graph);
+  const auto before = run_graph(job.graph);
   fuse_elementwise(job, {});
   job.graph.verify("the pass");
-  EXPECT_EQ(run(job.graph), before) << job.graph.to_text();
+  EXPECT_EQ(run_graph(job.graph), before) << job.graph.to_text();
   EXPECT_FALSE(fuse_elementwise(job, {})) << "not idempotent:\n" << job.graph.to_text();
   return job.graph;
 }
@@ -351,7 +301,7 @@ TEST(FuseElementwise, WhatOneReadsOfAnotherIsMadeOnTheWay) {
     t = Tanh(a)
     y = Sub(p, t)
   })");
-  EXPECT_EQ(ops(graph), Ops{"FusedElementwise"});
+  EXPECT_EQ(op_names(graph), Ops{"FusedElementwise"});
   EXPECT_EQ(only(graph, "FusedElementwise").attributes.get("ops", ""), "Add Relu Mul Tanh Sub");
 }
 
@@ -365,7 +315,7 @@ TEST(FuseElementwise, NumbersOfSixteenBitsAreRoundedBetweenOps) {
     y = Cast <to = %d> (t)
   })",
                          static_cast<int>(DType::bfloat16), static_cast<int>(DType::bfloat16), static_cast<int>(DType::float32)));
-  EXPECT_EQ(ops(graph), Ops{"FusedElementwise"});
+  EXPECT_EQ(op_names(graph), Ops{"FusedElementwise"});
 }
 
 TEST(FuseElementwise, WhatOthersReadStays) {
@@ -375,7 +325,7 @@ TEST(FuseElementwise, WhatOthersReadStays) {
     t = Mul(a, b)
     u = ReduceSum <axes = [0]> (t)
   })");
-  EXPECT_EQ(ops(graph), (Ops{"Add", "Relu", "Mul", "ReduceSum"}));
+  EXPECT_EQ(op_names(graph), (Ops{"Add", "Relu", "Mul", "ReduceSum"}));
 }
 
 TEST(FuseElementwise, NoMoreLargeTensorsAtOnceThanOneOpTakes) {
@@ -385,7 +335,7 @@ TEST(FuseElementwise, NoMoreLargeTensorsAtOnceThanOneOpTakes) {
     u = Sub(t, c)
     y = Exp(u)
   })");
-  EXPECT_EQ(ops(graph), (Ops{"FusedElementwise", "FusedElementwise"}));
+  EXPECT_EQ(op_names(graph), (Ops{"FusedElementwise", "FusedElementwise"}));
 }
 
 TEST(FuseElementwise, NothingLargeStandsBetween) {
@@ -396,7 +346,7 @@ TEST(FuseElementwise, NothingLargeStandsBetween) {
     t = Tanh(s)
     y = Mul(r, t)
   })");
-  EXPECT_EQ(ops(graph), (Ops{"Neg", "MatMul", "FusedElementwise"}));
+  EXPECT_EQ(op_names(graph), (Ops{"Neg", "MatMul", "FusedElementwise"}));
   EXPECT_EQ(only(graph, "FusedElementwise").attributes.get("ops", ""), "Relu Tanh Mul");
 }
 
@@ -408,7 +358,7 @@ TEST(FuseElementwise, WhatIsChangedMeanwhileIsReadBefore) {
     y = Add(a, mean)
   })")};
   fuse_elementwise(job, {});
-  EXPECT_EQ(ops(job.graph), (Ops{"Mul", "RunningStatistics", "Add"}));
+  EXPECT_EQ(op_names(job.graph), (Ops{"Mul", "RunningStatistics", "Add"}));
 }
 
 TEST(FuseElementwise, ANormalisationTakesWhatFollows) {
@@ -420,10 +370,10 @@ TEST(FuseElementwise, ANormalisationTakesWhatFollows) {
     %s
   })";
   const Graph graph = fused(fmt::sprintf(model, "y = Relu(k)"));
-  EXPECT_EQ(ops(graph), (Ops{"Exp", "FusedBatchNormalization"}));
+  EXPECT_EQ(op_names(graph), (Ops{"Exp", "FusedBatchNormalization"}));
   EXPECT_EQ(only(graph, "FusedBatchNormalization").inputs.size(), 6u);
   // With a residual it would need a third large tensor.
-  EXPECT_EQ(ops(fused(fmt::sprintf(model, "y = Add(k, r)"))), (Ops{"Exp", "BatchNormalization", "FusedElementwise"}));
+  EXPECT_EQ(op_names(fused(fmt::sprintf(model, "y = Add(k, r)"))), (Ops{"Exp", "BatchNormalization", "FusedElementwise"}));
 }
 
 TEST(LeaveTraining, NothingIsDropped) {
@@ -437,10 +387,10 @@ TEST(LeaveTraining, NothingIsDropped) {
   graph.outputs = {dropped};
   EXPECT_TRUE(leave_training(graph, {}));
   graph.verify("the pass");
-  EXPECT_EQ(ops(graph), (std::vector<std::string>{"Neg", "Reshape"}));
+  EXPECT_EQ(op_names(graph), (std::vector<std::string>{"Neg", "Reshape"}));
   EXPECT_EQ(graph.inputs.size(), 1u);
   EXPECT_EQ(graph.outputs[0], dropped);  // under its own name
-  std::vector<double> negated = run(graph)[0], x = run(parse_graph(R"(g (float[2, 6] x) => (float[2, 6] y) {
+  std::vector<double> negated = run_graph(graph)[0], x = run_graph(parse_graph(R"(g (float[2, 6] x) => (float[2, 6] y) {
     y = Reshape<shape = [2, 6]>(x)
   })"))[0];
   for (size_t i = 0; i < x.size(); ++i) EXPECT_EQ(negated[i], -x[i]);
@@ -467,11 +417,11 @@ TEST(Simplify, BiasesAreAbsorbedInOneRoundAndWhatReadsTheirSumsIsLeft) {
     u = Add(t, d)
     y = Add(r, u)
   })");
-  const std::vector<double> before = run(graph)[0];
+  const std::vector<double> before = run_graph(graph)[0];
   EXPECT_TRUE(simplify(graph, {}));
   graph.verify("simplify");
-  EXPECT_EQ(ops(graph), (std::vector<std::string>{"MatMul", "Add", "MatMul", "Add", "Add"}));
-  EXPECT_EQ(run(graph)[0], before);
+  EXPECT_EQ(op_names(graph), (std::vector<std::string>{"MatMul", "Add", "MatMul", "Add", "Add"}));
+  EXPECT_EQ(run_graph(graph)[0], before);
 }
 
 TEST(Autodiff, GradientsGoAroundStepFunctions) {
@@ -484,7 +434,7 @@ TEST(Autodiff, GradientsGoAroundStepFunctions) {
     const ValueId loss = Builder(graph).emit("SquaredError", {graph.outputs[0], graph.inputs[0]});
     EXPECT_TRUE(find_blockers(graph, {loss}).empty());
     graph.outputs = {differentiate(graph, loss).at(graph.find_value("w"))};
-    return run(graph)[0];
+    return run_graph(graph)[0];
   };
   EXPECT_EQ(gradient_of("s = Sign(a)\n y = Mul(s, a)"), gradient_of("y = Abs(a)"));
 }

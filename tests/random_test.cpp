@@ -12,6 +12,7 @@
 #include "frontend/ort_train.h"
 #include "graph/op_def.h"
 #include "test_paths.h"
+#include "tests/draws.h"
 #include "tests/onnx_models.h"
 #include "tests/token_data.h"
 #include "tests/trainer_runs.h"
@@ -64,23 +65,14 @@ double agreement(const std::vector<float>& a, const std::vector<float>& b) {
 }
 
 TEST(Dropout, MasksDependOnTheirAddressesAlone) {
-  const std::vector<float> whole = dropped({8, 5, 1001}, {42, 3, 0, 8});
-  for (const int64_t samples : {1, 2, 4}) {  // micro-batches draw what the large batch draws
-    std::vector<float> parts;
-    for (int64_t first = 0; first < 8; first += samples) {
-      const std::vector<float> part = dropped({samples, 5, 1001}, {42, 3, first, samples});
-      parts.insert(parts.end(), part.begin(), part.end());
-    }
-    EXPECT_EQ(parts, whole) << samples;
-  }
-  EXPECT_EQ(dropped({8 * 5, 1001}, {42, 3, 0, 8}), whole);  // batch and positions merged
-  // What depends on no sample is the same in each micro-batch.
-  EXPECT_EQ(dropped({1, 1001}, {42, 3, 6, 2}, 5, true), dropped({1, 1001}, {42, 3, 0, 2}, 5, true));
-  // Other steps, seeds (both halves) and nodes draw others.
-  const double by_chance = 0.75 * 0.75 + 0.25 * 0.25;
-  const std::vector<std::vector<int64_t>> others{{42, 4, 0, 8}, {43, 3, 0, 8}, {42 + (int64_t{1} << 40), 3, 0, 8}, {42, 3, 8, 8}};
-  for (const std::vector<int64_t>& other : others) EXPECT_NEAR(agreement(dropped({8, 5, 1001}, other), whole), by_chance, 0.01);
-  EXPECT_NEAR(agreement(dropped({8, 5, 1001}, {42, 3, 0, 8}, 6), whole), by_chance, 0.01);
+  const auto draw = [](const Shape& shape, const std::vector<int64_t>& random, int64_t ordinal, bool shared) {
+    return dropped(shape, random, ordinal, shared);
+  };
+  const std::vector<float> whole = draw({8, 5, 1001}, {42, 3, 0, 8}, 5, false);
+  constexpr double kByChance = 0.75 * 0.75 + 0.25 * 0.25;
+  fixtures::expect_addresses_decide(whole, draw, [&](const std::vector<float>& other, const char* what) {
+    EXPECT_NEAR(agreement(other, whole), kByChance, 0.01) << what;
+  });
 }
 
 TEST(Dropout, KeepsTheShareThatItShould) {
@@ -142,26 +134,13 @@ struct DropoutTraining : TrainerRuns {
 };
 
 TEST_F(DropoutTraining, TheSeedDecidesAndNothingElseDoes) {
-  const Options o = options();
-  const Run plain = train(o);
-  Options other = o;
-  other.seed = 43;
-  EXPECT_NE(train(other).losses, plain.losses);
-  for (const int threads : {1, 3}) {
-    other = o;
-    other.threads = threads;
-    EXPECT_EQ(train(other).summary.weights_hash, plain.summary.weights_hash) << threads;
-  }
-  for (const char* mode : {"sqrt", "all"}) {
-    other = o;
-    other.recompute = mode;
+  fixtures::expect_only_the_seed_decides(*this, options(), [&](Options other) {
     other.dump_after["recompute"] = folder / "recompute.onnx";
     const Run run = train(other);
     EXPECT_HAS(read_file(folder / "recompute.onnx"), "ropout again");
-    EXPECT_GT(run.plan.saved_recomputed, 0) << mode;
-    EXPECT_EQ(run.losses, plain.losses) << mode;
-    EXPECT_EQ(run.summary.weights_hash, plain.summary.weights_hash) << mode;
-  }
+    EXPECT_GT(run.plan.saved_recomputed, 0) << other.recompute;
+    return run;
+  });
 }
 
 // With Dropout in the graph, too, memory decides nothing.
@@ -197,22 +176,10 @@ TEST_F(DropoutTraining, AResumedRunDrawsWhatTheUninterruptedOneDraws) {
 TEST_F(DropoutTraining, EvaluationDropsNothing) {
   Options o = options();
   o.output_dir = folder / "out";
-  o.learning_rate = 0;
-  o.eval_steps = 1;
-  o.validation_split = 0.5;
-  std::vector<double> trained, evaluated;
-  const auto run = [&] {
-    trained.clear(), evaluated.clear();
-    Trainer trainer(o, {.on_step = [&](const StepReport& step) { trained.push_back(step.loss); },
-                        .on_eval = [&](const EvalReport& report) { evaluated.push_back(report.loss); }});
-    trainer.train();
-  };
-  o.overwrite = true;
   o.dropout = {{"Dropout", 0.0}};
-  run();
-  const double without = evaluated.at(0);
+  const double without = fixtures::losses_at_rest(o).evaluated.at(0);
   o.dropout = {};
-  run();
+  const auto [trained, evaluated] = fixtures::losses_at_rest(o);
   ASSERT_GE(evaluated.size(), 6u);
   for (const double loss : evaluated) EXPECT_EQ(loss, without);
   EXPECT_NE(trained[0], trained[2]);  // an epoch of 15 samples is two steps: the same samples, other masks

@@ -9,6 +9,7 @@
 #include "graph/builder.h"
 #include "tests/arrays.h"
 #include "tests/onnx_models.h"
+#include "tests/projected_loss.h"
 #include "tests/promised_runs.h"
 
 namespace ort_train {
@@ -47,16 +48,13 @@ Tensor numbers(Shape shape, int seed) {
 // What the model's outputs are, and the gradients of their squares' sum, under the names of what they are gradients of.
 std::map<std::string, std::vector<double>> run_with_gradients(const std::string& path, const ImportOptions& options,
                                                               std::map<std::string, Tensor> inputs) {
-  Imported imported = import_file(path, options);
-  for (const Obstacle& obstacle : imported.obstacles) ADD_FAILURE() << obstacle.node << ": " << obstacle.reason;
+  Imported imported = import_whole(path, options);
   if (!imported.obstacles.empty()) return {};
   Graph& graph = imported.graph;
   std::vector<ValueId> differentiated;
   for (const ValueId id : std::vector(graph.inputs)) {
     if (graph.value(id).dtype != DType::float64) continue;
-    graph.value(id).kind = ValueKind::parameter;
-    graph.value(id).trainable = true;
-    std::erase(graph.inputs, id);
+    train_input(graph, id);
     differentiated.push_back(id);
   }
   Builder builder(graph);
@@ -113,6 +111,39 @@ TEST_P(Selections, AreThoseOfAMaskThatIsKnown) {
         EXPECT_EQ(values.size(), expected->second.size()) << name;
       }
     }
+  }
+}
+
+// Where nothing is selected a sum is 0 and a mean NaN, as PyTorch's are, and no gradient comes of either: there are no rows.
+TEST(SelectionOfNothing, HasNoGradients) {
+  const TestFolder folder;
+  const std::string n = "n = Shape <end = 1> (s) f = Cast <to = 11> (n) p = MatMul (s, w) ";
+  const std::tuple<std::string, std::string, bool> cases[] = {
+      {"sum", "p = MatMul (s, w) q = Exp (p) y = ReduceSum <keepdims = 0> (q)", false},
+      {"of shares", n + "q = Div (p, f) y = ReduceSum <keepdims = 0> (q)", false},
+      {"of places", n + R"(i = Squeeze (f)
+                           begin = Constant <value = double {0}> ()
+                           step = Constant <value = double {1}> ()
+                           r = Range (begin, i, step)
+                           q = Div (r, i)
+                           c = Unsqueeze (q, last)
+                           v = Mul (p, c)
+                           y = ReduceSum <keepdims = 0> (v))",
+       false},
+      {"mean", "p = MatMul (s, w) q = Exp (p) y = ReduceMean <keepdims = 0> (q)", true},
+      {"mean by hand", n + "a = ReduceSum <keepdims = 0> (p) d = Div (a, f) y = Squeeze (d)", true},
+      {"loss", "l = GatherND (ids, t) p = MatMul (s, w) y = SoftmaxCrossEntropyLoss (p, l)", true}};
+  for (const auto& [name, nodes, is_mean] : cases) {
+    SCOPED_TRACE(name);
+    const std::string path = write_model(
+        folder, fmt::format(R"(<ir_version: 10, opset_import: ["" : 18]> g (bool[6] m, double[6, 3] x, double[3, 3] w, int64[6] ids)
+                                 => (double y) <int64[1] last = {{-1}}> {{ at = NonZero (m) t = Transpose (at) s = GatherND (x, t) {} }})",
+                            nodes));
+    const auto run = run_with_gradients(
+        path, {}, {{"m", mask_of(0)}, {"x", numbers({6, 3}, 0)}, {"w", numbers({3, 3}, 70)}, {"ids", Tensor(DType::int64, {kRows})}});
+    const double y = run.at("y").at(0);
+    EXPECT_TRUE(is_mean ? std::isnan(y) : y == 0) << y;
+    for (const char* of : {"gradient of x", "gradient of w"}) EXPECT_THAT(run.at(of), ::testing::Each(0.0)) << of;
   }
 }
 

@@ -11,6 +11,7 @@
 #include "graph/op_def.h"
 #include "passes/recompute.h"
 #include "passes/split_weights.h"
+#include "tests/graph_ops.h"
 #include "tests/plan_support.h"
 
 namespace ort_train {
@@ -48,11 +49,6 @@ EntryGraph head_training(int64_t part_bytes, const LossSpec& loss = smoothed_los
 
 constexpr int64_t kInParts = kPart * kWidth * 4, kWhole = int64_t{1} << 30;
 
-size_t nodes(const Graph& graph, std::string_view op) {
-  return static_cast<size_t>(
-      std::count_if(graph.order().begin(), graph.order().end(), [&](NodeId id) { return graph.node(id).op->name == op; }));
-}
-
 // The most numbers that any value has which a node makes, but for parameters and their updates.
 int64_t largest_value(const Graph& graph) {
   int64_t most = 0;
@@ -66,18 +62,18 @@ int64_t largest_value(const Graph& graph) {
 
 TEST(SplitLogits, NothingIsAsLargeAsTheLogits) {
   const EntryGraph train = head_training(kInParts);
-  EXPECT_EQ(nodes(train.graph, "SoftmaxCrossEntropyPart"), 3u);
-  EXPECT_EQ(nodes(train.graph, "SoftmaxCrossEntropyOfParts"), 1u);
-  EXPECT_EQ(nodes(train.graph, "SoftmaxCrossEntropyGrad"), 3u);
-  EXPECT_EQ(nodes(train.graph, "SoftmaxCrossEntropy"), 0u);
-  EXPECT_EQ(nodes(train.graph, "MatMulPart"), 9u) << "logits, and the gradients of the hidden values and of the weight";
+  EXPECT_EQ(count_ops(train.graph, "SoftmaxCrossEntropyPart"), 3u);
+  EXPECT_EQ(count_ops(train.graph, "SoftmaxCrossEntropyOfParts"), 1u);
+  EXPECT_EQ(count_ops(train.graph, "SoftmaxCrossEntropyGrad"), 3u);
+  EXPECT_EQ(count_ops(train.graph, "SoftmaxCrossEntropy"), 0u);
+  EXPECT_EQ(count_ops(train.graph, "MatMulPart"), 9u) << "logits, and the gradients of the hidden values and of the weight";
   EXPECT_LE(largest_value(train.graph), kPart * kWidth) << "a part of the weight's gradient";
   Graph forward = head_forward();
   mark_parts(forward, {.part_bytes = kInParts});
   const EntryGraph evaluate = build_evaluate_graph(forward, smoothed_loss(), {});
-  EXPECT_EQ(nodes(evaluate.graph, "SoftmaxCrossEntropyPart"), 3u);
+  EXPECT_EQ(count_ops(evaluate.graph, "SoftmaxCrossEntropyPart"), 3u);
   EXPECT_EQ(largest_value(evaluate.graph), kTokens * kPart) << "a part of the logits";
-  EXPECT_EQ(nodes(build_predict_graph(forward, 1, {}).graph, "SoftmaxCrossEntropyPart"), 0u);
+  EXPECT_EQ(count_ops(build_predict_graph(forward, 1, {}).graph, "SoftmaxCrossEntropyPart"), 0u);
 }
 
 // The loss, the gradient norm, the weights and the optimizer state after a step.
@@ -114,7 +110,7 @@ std::vector<std::byte> left_by_step(const EntryGraph& job) {
 
 TEST(SplitLogits, TheBitsAreThoseOfTheWhole) {
   const EntryGraph whole = head_training(kWhole);
-  EXPECT_EQ(nodes(whole.graph, "SoftmaxCrossEntropy"), 1u);
+  EXPECT_EQ(count_ops(whole.graph, "SoftmaxCrossEntropy"), 1u);
   EXPECT_EQ(left_by_step(head_training(kInParts)), left_by_step(whole));
 }
 
@@ -133,7 +129,7 @@ TEST(SplitLogits, LabelsMayBeMadeAfterTheProduct) {
   own.terms[0].kind = "output";
   const EntryGraph train = build_train_graph(forward, own, {}, {});
   train.graph.verify("split_logits");
-  EXPECT_EQ(nodes(train.graph, "SoftmaxCrossEntropyPart"), 3u);
+  EXPECT_EQ(count_ops(train.graph, "SoftmaxCrossEntropyPart"), 3u);
 }
 
 // In the backward pass, beside the products that read the same part of the weight.
@@ -142,12 +138,12 @@ TEST(SplitLogits, PartsCanBeComputedAgain) {
   const auto wanted = left_by_step(train);
   Recomputed recomputed;
   ASSERT_TRUE(recompute(train.graph, recompute_mode("all"), &recomputed));
-  EXPECT_EQ(nodes(train.graph, "MatMulPart"), 12u) << "each part of the logits twice";
+  EXPECT_EQ(count_ops(train.graph, "MatMulPart"), 12u) << "each part of the logits twice";
   EXPECT_EQ(left_by_step(train), wanted);
 }
 
 TEST(SplitLogits, WhatAnythingElseReadsStaysWhole) {
-  const auto parts = [](const EntryGraph& job) { return nodes(job.graph, "SoftmaxCrossEntropyPart"); };
+  const auto parts = [](const EntryGraph& job) { return count_ops(job.graph, "SoftmaxCrossEntropyPart"); };
   LossSpec two = smoothed_loss();
   two.terms.push_back({.kind = "mse", .labels = {"numbers"}});
   EXPECT_EQ(parts(head_training(kInParts, two)), 0u) << "another loss";

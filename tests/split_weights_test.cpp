@@ -10,6 +10,7 @@
 #include "exec/workers.h"
 #include "graph/op_def.h"
 #include "passes/plan.h"
+#include "tests/graph_ops.h"
 #include "tests/plan_support.h"
 
 namespace ort_train {
@@ -18,11 +19,6 @@ namespace {
 using namespace fixtures;
 
 constexpr GptShape kSmallGpt{.layers = 2, .heads = 2, .width = 8, .vocabulary = 37, .batch = 2, .length = 5};
-
-size_t count(const Graph& graph, std::string_view op) {
-  return static_cast<size_t>(
-      std::count_if(graph.order().begin(), graph.order().end(), [&](NodeId id) { return graph.node(id).op->name == op; }));
-}
 
 TEST(SplitWeights, OnlyMatricesWithKnownUsesAreDivided) {
   WeightModel m;
@@ -261,8 +257,8 @@ TEST(SplitWeights, NothingIsLeftOfTheWhole) {
     if (job.graph.value(node.inputs[0]).name.find('[') == std::string::npos) continue;
     EXPECT_LE(job.graph.value(node.inputs[1]).bytes(), 128) << "a row at least: " << job.graph.value(node.inputs[0]).name;
   }
-  EXPECT_EQ(count(job.graph, "Slice"), 0u) << "gradients are made in parts";
-  EXPECT_EQ(count(job.graph, "Concat"), count(gpt_training(kSmallGpt).graph, "Concat"));
+  EXPECT_EQ(count_ops(job.graph, "Slice"), 0u) << "gradients are made in parts";
+  EXPECT_EQ(count_ops(job.graph, "Concat"), count_ops(gpt_training(kSmallGpt).graph, "Concat"));
 }
 
 // What a step only reads comes from the disk in parts, and never goes back to it: under any memory, in a frozen model's every entry.

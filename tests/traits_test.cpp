@@ -10,6 +10,7 @@
 #include "graph/op_def.h"
 #include "passes/passes.h"
 #include "passes/split_weights.h"
+#include "tests/graph_ops.h"
 #include "tests/plan_support.h"
 
 namespace ort_train {
@@ -34,11 +35,6 @@ class UnknownOps {
   std::deque<OpDef> ops_;
 };
 
-std::vector<std::string> ops(const Graph& graph) {
-  std::vector<std::string> names;
-  for (const NodeId id : graph.order()) names.emplace_back(graph.node(id).op->name);
-  return names;
-}
 using Names = std::vector<std::string>;
 
 ValueId parameter(Graph& graph, const char* name, Shape shape) {
@@ -97,7 +93,7 @@ TEST(Traits, AnOpSaysHowItDividesAParameterOfAnyRank) {
   }
   EXPECT_EQ(job.graph.value(job.graph.find_value("kernel[0:320]")).shape, (Shape{320, 6, 2, 4}));
   std::map<std::string, size_t> count;
-  for (const std::string& name : ops(job.graph)) ++count[name];
+  for (const std::string& name : op_names(job.graph)) ++count[name];
   const auto parts = [&](const char* name) { return job.slices.at(name).size(); };
   EXPECT_EQ(count["Unknown"], 0u) << "every node is divided";
   EXPECT_EQ(count["MatMulPart"], 2 * parts("matrix") + parts("transposed"));
@@ -121,7 +117,7 @@ TEST(Traits, AnOpThatSaysNothingGetsTheWhole) {
   ASSERT_TRUE(split_weights(job, model.gradients));
   job.graph.verify("split_weights");
   std::map<std::string, size_t> count;
-  for (const std::string& name : ops(job.graph)) ++count[name];
+  for (const std::string& name : op_names(job.graph)) ++count[name];
   EXPECT_EQ(count["Concat"], 4u);
   EXPECT_EQ(count["Unknown"], 7u);
   EXPECT_EQ(count["Slice"], model.gradients.size());
@@ -142,11 +138,11 @@ TEST(Traits, LeavingTrainingIsTheOpsAffair) {
   Graph silent = graph;
   unknown.rename(silent, /*traits=*/false);
   EXPECT_FALSE(leave_training(silent, {}));
-  EXPECT_EQ(ops(silent).size(), 3u);
+  EXPECT_EQ(op_names(silent).size(), 3u);
   unknown.rename(graph);
   EXPECT_TRUE(leave_training(graph, {}));
   graph.verify("leave_training");
-  EXPECT_EQ(ops(graph), (Names{"Reshape", "BatchNormalization"}));
+  EXPECT_EQ(op_names(graph), (Names{"Reshape", "BatchNormalization"}));
   EXPECT_EQ(graph.node(graph.order()[1]).inputs[3], mean);
   EXPECT_EQ(graph.inputs, (std::vector<ValueId>{x})) << "nothing is random any more";
 }

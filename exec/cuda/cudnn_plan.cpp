@@ -135,12 +135,16 @@ std::mutex& mutex() {
   return one;
 }
 
+// The first of these words that a message has; empty: none.
+std::string_view word_in(std::string_view message, std::initializer_list<std::string_view> words) {
+  const auto found = std::ranges::find_if(words, [&](std::string_view word) { return message.find(word) != std::string_view::npos; });
+  return found == words.end() ? std::string_view() : *found;
+}
+
 // What a message of the library's, or of CUDA's behind it, is about: memory that is lacking, or something else.
 ErrorCode code_of(std::string_view message) {
-  for (const std::string_view sign : {"ALLOC_FAILED", "ALLOCATION_FAILED", "OUT_OF_MEMORY", "out of memory"}) {
-    if (message.find(sign) != std::string_view::npos) return ErrorCode::budget;
-  }
-  return ErrorCode::device;
+  const bool lacks_memory = !word_in(message, {"ALLOC_FAILED", "ALLOCATION_FAILED", "OUT_OF_MEMORY", "out of memory"}).empty();
+  return lacks_memory ? ErrorCode::budget : ErrorCode::device;
 }
 
 void check(cudnnStatus_t status, std::string_view what) {
@@ -158,17 +162,15 @@ std::string_view line_of(std::string_view text, std::string_view word) {
 
 // Throws where there would be a plan another time, with more memory or all of the library's parts: other bits must not come of that.
 void refuse_chance(std::string_view message) {
-  for (const std::string_view sign : {"PREREQUISITE_MISSING", "SUBLIBRARY_LOADING"}) {
-    if (message.find(sign) != std::string_view::npos)
-      throw error(ErrorCode::device,
-                  "cuDNN lacks a part: all of its libraries (libcudnn_*.so.9) and NVRTC of the same CUDA (libnvrtc.so) must be there, in a "
-                  "folder of LD_LIBRARY_PATH; it says: {}",
-                  line_of(message, sign));
+  if (const std::string_view word = word_in(message, {"PREREQUISITE_MISSING", "SUBLIBRARY_LOADING"}); !word.empty()) {
+    throw error(ErrorCode::device,
+                "cuDNN lacks a part: all of its libraries (libcudnn_*.so.9) and NVRTC of the same CUDA (libnvrtc.so) must be there, in a "
+                "folder of LD_LIBRARY_PATH; it says: {}",
+                line_of(message, word));
   }
-  for (const std::string_view sign : {"ALLOC_FAILED", "ALLOCATION_FAILED", "FAILED_CUDA_DRIVER"}) {
-    if (message.find(sign) != std::string_view::npos)
-      throw error(code_of(message), "the GPU: cuDNN can't prepare its kernels: {}", line_of(message, sign));
-  }
+  const std::string_view word =
+      word_in(message, {"ALLOC_FAILED", "ALLOCATION_FAILED", "OUT_OF_MEMORY", "out of memory", "FAILED_CUDA_DRIVER"});
+  if (!word.empty()) throw error(code_of(message), "the GPU: cuDNN can't prepare its kernels: {}", line_of(message, word));
 }
 
 // False: it isn't supported.

@@ -6,6 +6,7 @@
 #include "exec/cuda/status.h"
 #include "exec/pages.h"
 #include "graph/error.h"
+#include "graph/rounding.h"
 
 namespace ort_train::cuda {
 
@@ -55,14 +56,14 @@ DeviceMemory::DeviceMemory(int64_t bytes, std::shared_ptr<std::atomic<int64_t>> 
   if (cleared != cudaSuccess) (void)cudaFree(data);
   check(cleared, "memory can't be cleared");
   data_ = static_cast<std::byte*>(data);
-  count(in_whole(kDevicePage, bytes));
+  count(round_up(bytes, kDevicePage));
 }
 
 DeviceMemory::~DeviceMemory() {
   if (data_ == nullptr) return;
   (void)cudaSetDevice(device_);
   (void)cudaFree(data_);
-  count(-in_whole(kDevicePage, bytes_));
+  count(-round_up(bytes_, kDevicePage));
 }
 
 PinnedMemory::PinnedMemory(int64_t bytes) : Memory(bytes), arena_(bytes) {

@@ -146,7 +146,7 @@ std::vector<TensorType> infer_topk(const InferContext& context) {
 
 void topk_gradient(const Node& node, GradientBuilder& g) {
   const Shape shape = g.shape(node.inputs[0]);
-  const ValueId zeros = g.emit("ConstantOfShape", {}, {{"shape", shape}, {"value", Tensor(g.dtype(node.inputs[0]), {1})}});
+  const ValueId zeros = g.zeros(shape, g.dtype(node.inputs[0]));
   g.input_gradient(
       0, g.emit("ScatterElements", {zeros, node.outputs[1], g.output_gradient(0)}, {{"axis", line_axis(node.attributes, shape, -1)}}));
 }

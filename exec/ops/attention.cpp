@@ -23,6 +23,7 @@
 
 #include "exec/math.h"
 #include "exec/op_list.h"
+#include "exec/ops/attention_nodes.h"
 #include "exec/ops/contrib_attention.h"
 
 ORT_TRAIN_OPS_BEGIN
@@ -178,12 +179,10 @@ void gradient(const Node& node, GradientBuilder& g) {
   // A trained bias needs the T x S matrices: p * (dp - delta), in float32 or wider.
   const ValueId lse = node.outputs[1];
   const DType wide = g.dtype(lse);
-  const auto product = [&](ValueId a, ValueId b, float alpha) {  // heads of a that share one of b as rows of one matrix
-    const Shape of_a = g.shape(a), of_b = g.shape(b);
+  const auto product = [&](ValueId a, ValueId b, float alpha) {
     Attributes attributes = with_result({{"trans_b", int64_t{1}}, {"alpha", alpha}}, {g.dtype(a), g.dtype(b)}, wide);
     if (const Attribute* compute = node.attributes.find("compute")) attributes.set("compute", *compute);
-    if (of_a[1] != of_b[1]) a = g.reshape(a, {of_a[0], of_b[1], of_a[1] / of_b[1] * of_a[2], of_a[3]});
-    return g.reshape(g.emit("MatMul", {a, b}, std::move(attributes)), {of_a[0], of_a[1], of_a[2], of_b[2]});
+    return grouped_product(g, a, b, std::move(attributes));
   };
   Shape column = g.shape(q);
   column[3] = 1;
@@ -202,7 +201,7 @@ void gradient(const Node& node, GradientBuilder& g) {
 ValueId split_heads(Lowering& l, ValueId x, int64_t heads) {
   const Shape shape = l.shape(x);
   if (heads <= 0 || shape[2] % heads != 0) l.fail("q_num_heads and kv_num_heads must divide the last axis of 3-D inputs");
-  return l.transpose(l.reshape(x, {shape[0], shape[1], heads, shape[2] / heads}), {0, 2, 1, 3});
+  return swap_heads(l, l.reshape(x, {shape[0], shape[1], heads, shape[2] / heads}));
 }
 
 void lower_attention(Lowering& l) {
@@ -216,8 +215,7 @@ void lower_attention(Lowering& l) {
   if (attributes.get("softcap", 0.0f) != 0) l.fail("softcap is not supported");
   if (attributes.has("softmax_precision") && attributes.get("softmax_precision", 1) != 1) l.fail("softmax_precision must be float32");
   ValueId q = l.input(0), k = l.input(1), v = l.input(2);
-  const Shape q_shape = l.shape(q);
-  const bool flat = q_shape.size() == 3;
+  const bool flat = l.shape(q).size() == 3;
   if (flat) {
     const int64_t kv_heads = attributes.get("kv_num_heads", 0);
     q = split_heads(l, q, attributes.get("q_num_heads", 0));
@@ -228,22 +226,12 @@ void lower_attention(Lowering& l) {
   const int64_t heads = l.shape(q)[1], key_heads = l.shape(k)[1], depth = l.shape(q)[3];
   if (heads != key_heads && (key_heads == 0 || heads % key_heads != 0))
     l.fail("the number of query heads must be a multiple of that of key and value heads");
-  std::vector<ValueId> inputs{q, k, v};
-  if (l.has(3)) {
-    ValueId mask = l.input(3);
-    if (l.dtype(mask) == DType::boolean) {
-      mask = l.emit("Where", {mask, l.scalar_like(q, 0), l.scalar_like(q, -std::numeric_limits<double>::infinity())});
-    }
-    inputs.push_back(mask);
-  }
+  ValueId mask = l.has(3) ? l.input(3) : kNone;
+  if (mask != kNone && l.dtype(mask) == DType::boolean)
+    mask = l.emit("Where", {mask, l.scalar_like(q, 0), l.scalar_like(q, -std::numeric_limits<double>::infinity())});
   const float scale = attributes.get("scale", static_cast<float>(1 / std::sqrt(static_cast<double>(depth))));
-  ValueId y = l.emit_many("Attention", inputs, {{"scale", scale}, {"causal", attributes.get("is_causal", 0)}, {"safe", int64_t{1}}},
-                          l.has(3) ? 3 : 2)[0];
-  if (flat) {
-    const int64_t width = l.shape(y)[3];
-    y = l.reshape(l.transpose(y, {0, 2, 1, 3}), {q_shape[0], q_shape[1], heads * width});
-  }
-  l.output(0, y);
+  const ValueId y = emit_attention(l, q, k, v, mask, scale, attributes.get("is_causal", 0) != 0);
+  l.output(0, flat ? joined(l, y) : y);
 }
 
 // Each sample by itself.

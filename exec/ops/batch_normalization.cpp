@@ -22,7 +22,6 @@
 
 #include <algorithm>
 #include <array>
-#include <set>
 #include <utility>
 #include <vector>
 
@@ -32,6 +31,7 @@
 #include "exec/map_elements.h"
 #include "exec/normalization.h"
 #include "exec/op_list.h"
+#include "graph/dependence.h"
 
 ORT_TRAIN_OPS_BEGIN
 namespace {
@@ -421,21 +421,6 @@ void outside_training(Graph& graph, NodeId id) {
 
 bool reads(const Node& node, ValueId value) { return std::find(node.inputs.begin(), node.inputs.end(), value) != node.inputs.end(); }
 
-// Whether something that is fed has a part in a value.
-bool depends_on_inputs(const Graph& graph, ValueId value) {
-  std::vector<ValueId> left{value};
-  std::set<ValueId> seen;
-  while (!left.empty()) {
-    const ValueId id = left.back();
-    left.pop_back();
-    if (id == kNone || !seen.insert(id).second) continue;
-    if (graph.value(id).kind == ValueKind::input) return true;
-    if (const NodeId maker = graph.value(id).producer; maker != kNone)
-      left.insert(left.end(), graph.node(maker).inputs.begin(), graph.node(maker).inputs.end());
-  }
-  return false;
-}
-
 // By a mean and a variance of which the model computes one at least: they have gradients, too.
 ValueId normalize_by_computed(Lowering& l, ValueId x, const ValueId (&statistics)[2], float epsilon) {
   const Shape shape = l.shape(x);
@@ -463,10 +448,9 @@ NodeId update_of_layer(Lowering& l, const ValueId (&running)[2]) {
   return kNone;
 }
 
-// Running statistics are no trained weights, and those that change are one layer's and kept. (That nothing else reads them is for the
-// importer to see.)
-void check_kept(Lowering& l, const ValueId (&running)[2], bool live) {
-  const NodeId own = live ? update_of_layer(l, running) : kNone;
+// Running statistics are no trained weights, and those that change are one layer's and kept. `own`: the node that changes them for this
+// layer already. (That nothing else reads them is for the importer to see.)
+void check_kept(Lowering& l, const ValueId (&running)[2], bool live, NodeId own) {
   for (const ValueId value : running) {
     const Value& statistic = l.value(value);
     if (statistic.kind == ValueKind::parameter && statistic.trainable)
@@ -494,8 +478,9 @@ void lower(Lowering& l) {
         fmt::format("'{}' is its running mean and its running variance: the exporter has merged equal tensors", l.value(running[0]).name));
   const ValueKind kinds[2] = {l.value(running[0]).kind, l.value(running[1]).kind};
   // A weight that is normalised in every step: nobody keeps its statistics.
-  const bool is_weight = kinds[0] != ValueKind::parameter && kinds[1] != ValueKind::parameter && !depends_on_inputs(l.graph(), x);
-  if (!is_weight) check_kept(l, running, live);
+  const bool is_weight = kinds[0] != ValueKind::parameter && kinds[1] != ValueKind::parameter && inputs_behind(l.graph(), x).empty();
+  const NodeId earlier = live && !is_weight ? update_of_layer(l, running) : kNone;
+  if (!is_weight) check_kept(l, running, live, earlier);
   if (!live && (kinds[0] == ValueKind::activation || kinds[1] == ValueKind::activation))
     return l.output(0, normalize_by_computed(l, x, running, epsilon));
   if (!live) return l.output(0, l.emit("BatchNormalization", {x, l.input(1), l.input(2), running[0], running[1]}, attributes));
@@ -508,14 +493,15 @@ void lower(Lowering& l) {
   }
   l.output(0, results[0]);
   if (is_weight) return;
-  if (const NodeId earlier = update_of_layer(l, running); earlier != kNone) {  // it takes in this batch, too: after the one before
+  if (earlier != kNone) {  // it takes in this batch, too: after the one before
     Graph& graph = l.graph();
     Node& update = graph.node(earlier);
     if (update.attributes.get("momentum", kUsualMomentum) != momentum)
       l.fail(fmt::format("applies the layer of '{}' with another momentum, {}", update.name, momentum));
     update.inputs.insert(update.inputs.end(), {results[1], results[2]});
     std::vector<NodeId> order = graph.order();
-    std::rotate(std::find(order.begin(), order.end(), earlier), std::find(order.begin(), order.end(), earlier) + 1, order.end());
+    const auto place = std::find(order.begin(), order.end(), earlier);
+    std::rotate(place, place + 1, order.end());
     return graph.set_order(std::move(order));
   }
   const std::vector<ValueId> changed =

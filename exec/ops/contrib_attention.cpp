@@ -28,6 +28,7 @@
 #include <span>
 
 #include "exec/normalization.h"
+#include "exec/ops/attention_nodes.h"
 #include "graph/builder.h"
 #include "graph/error.h"
 
@@ -80,7 +81,7 @@ ValueId counted(Lowering& l, const Shape& shape, DType type, int64_t first = 0) 
 }
 
 ValueId both(Lowering& l, ValueId a, ValueId b) { return a == kNone ? b : b == kNone ? a : once(l, "And", {a, b}); }
-ValueId sum(Lowering& l, ValueId a, ValueId b) { return a == kNone ? b : b == kNone ? a : once(l, "Add", {a, b}); }
+ValueId sum_of_present(Lowering& l, ValueId a, ValueId b) { return a == kNone ? b : b == kNone ? a : once(l, "Add", {a, b}); }
 
 // 0 where a condition holds, `number` elsewhere, to be added to scores of the type of `like`; kNone where it is known to hold everywhere.
 ValueId unless(Lowering& l, ValueId holds, ValueId like, double number) {
@@ -110,15 +111,6 @@ ValueId divided(Lowering& l, ValueId x, int64_t heads, std::string_view what) {
   if (shape.size() != 3 || shape[2] == 0 || shape[2] % heads != 0)
     l.fail(fmt::format("{} {} can't be divided into {} heads", what, to_string(shape), heads));
   return l.reshape(x, {shape[0], shape[1], heads, shape[2] / heads});
-}
-
-// (B, S, H, D) -> (B, H, S, D) and back
-ValueId turned(Lowering& l, ValueId x) { return l.transpose(x, {0, 2, 1, 3}); }
-
-// (B, H, S, E) -> (B, S, H * E)
-ValueId joined(Lowering& l, ValueId y) {
-  const Shape shape = l.shape(y);
-  return l.reshape(turned(l, y), {shape[0], shape[2], checked_product({shape[1], shape[3]})});
 }
 
 ValueId slice(Lowering& l, ValueId x, int64_t axis, int64_t start, int64_t end) {
@@ -205,22 +197,19 @@ ValueId attend(Lowering& l, ValueId q, ValueId k, ValueId v, size_t mask, size_t
     hides = once(l, "Where", {seen(l, rows, columns), hides, number_like(l, q, kLowest)});
     causal = false;
   }
-  const ValueId added = sum(l, attention_bias(l, bias, {batch, shape[1], rows, columns}), hides);
-  std::vector<ValueId> inputs{q, k, v};
-  if (added != kNone) inputs.push_back(added);
-  const Attributes attributes{{"scale", scale_of(l, shape[3])}, {"causal", int64_t{causal}}, {"safe", int64_t{1}}};
-  return joined(l, l.emit_many("Attention", inputs, attributes, added != kNone ? 3 : 2)[0]);
+  const ValueId added = sum_of_present(l, attention_bias(l, bias, {batch, shape[1], rows, columns}), hides);
+  return joined(l, emit_attention(l, q, k, v, added, scale_of(l, shape[3]), causal));
 }
 
 // --- rotation -------------------------------------------------------------------------------------------------------------------------
 
 // Cosines and sines, (1 or B, S, R) each.
-struct Turns {
+struct Angles {
   ValueId cosines = kNone, sines = kNone;
 };
 
 // `ids`: (B, S), (S) or kNone, where rows from `first` on are taken.
-Turns turns_of(Lowering& l, size_t tables, ValueId ids, int64_t first, int64_t length) {
+Angles angles_of(Lowering& l, size_t tables, ValueId ids, int64_t first, int64_t length) {
   const Shape shape = l.shape(l.input(tables));
   if (shape.size() != 2 || l.shape(l.input(tables + 1)) != shape)
     l.fail(fmt::format("its tables of cosines {} and sines {} are not of one shape [positions, angles]", to_string(shape),
@@ -237,22 +226,22 @@ Turns turns_of(Lowering& l, size_t tables, ValueId ids, int64_t first, int64_t l
 }
 
 // x: rank 4, its positions along `axis`, 1 or 2. The first 2 R elements of a head are turned, pairs of neighbours or of halves.
-ValueId rotated(Lowering& l, ValueId x, const Turns& turns, size_t axis, bool interleaved) {
+ValueId rotated(Lowering& l, ValueId x, const Angles& angles, size_t axis, bool interleaved) {
   const Shape shape = l.shape(x);
-  Shape pair = l.shape(turns.cosines);
+  Shape pair = l.shape(angles.cosines);
   const int64_t half = pair[2];
   if (half < 1 || half > shape[3] / 2) l.fail(fmt::format("heads of {} elements have no {} pairs to turn", shape[3], half));
   pair.insert(pair.begin() + (axis == 1 ? 2 : 1), 1);
   if (interleaved) pair.push_back(1);
-  const ValueId cosines = once_reshaped(l, turns.cosines, pair), sines = once_reshaped(l, turns.sines, pair);
-  ValueId turned = x, rest = kNone;
+  const ValueId cosines = once_reshaped(l, angles.cosines, pair), sines = once_reshaped(l, angles.sines, pair);
+  ValueId front = x, rest = kNone;
   if (2 * half < shape[3]) {
     const std::vector<ValueId> parts = split(l, x, 3, {2 * half, shape[3] - 2 * half});
-    turned = parts[0], rest = parts[1];
+    front = parts[0], rest = parts[1];
   }
-  if (interleaved) turned = l.reshape(turned, {shape[0], shape[1], shape[2], half, 2});
+  if (interleaved) front = l.reshape(front, {shape[0], shape[1], shape[2], half, 2});
   const int64_t side = interleaved ? 4 : 3, size = interleaved ? 1 : half;
-  const std::vector<ValueId> parts = split(l, turned, side, {size, size});
+  const std::vector<ValueId> parts = split(l, front, side, {size, size});
   const auto times = [&](ValueId a, ValueId b) { return l.emit("Mul", {a, b}); };
   const ValueId first = l.emit("Sub", {times(parts[0], cosines), times(parts[1], sines)});
   const ValueId second = l.emit("Add", {times(parts[1], cosines), times(parts[0], sines)});
@@ -281,7 +270,7 @@ Heads group_query_heads(Lowering& l) {
 
 // Positions start at the first of a sample's position_ids, and at 0 without these. (ONNX Runtime has all samples start at that of the
 // first; only present keys tell the difference, as scores depend on distances alone.)
-Turns group_query_turns(Lowering& l, int64_t batch, int64_t length) {
+Angles group_query_angles(Lowering& l, int64_t batch, int64_t length) {
   ValueId ids = kNone;
   if (l.has(9)) {
     if (l.shape(l.input(9)) != Shape{batch, length})
@@ -290,7 +279,7 @@ Turns group_query_turns(Lowering& l, int64_t batch, int64_t length) {
     if (l.dtype(first) != DType::int64) l.fail(fmt::format("its position_ids are {}, not int64", to_string(l.dtype(first))));
     ids = once(l, "Add", {first, counted(l, {1, length}, DType::int64)});
   }
-  return turns_of(l, 7, ids, 0, length);
+  return angles_of(l, 7, ids, 0, length);
 }
 
 // Each sample's last position that is no padding, (B, 1, 1, 1); kNone where it is known that there is none.
@@ -323,14 +312,6 @@ ValueId seen_by_lengths(Lowering& l, ValueId last, int64_t length, int64_t windo
   return both(l, within, once(l, "Less", {row, counted(l, {1, length}, type, window)}));
 }
 
-// a (B, H, S, n) times b (B, K, m, o) or its transpose: neighbouring heads of a that share one of b are rows of one matrix.
-ValueId grouped_product(Lowering& l, ValueId a, ValueId b, Attributes attributes) {
-  const Shape of_a = l.shape(a), of_b = l.shape(b);
-  if (of_a[1] != of_b[1]) a = l.reshape(a, {of_a[0], of_b[1], checked_product({of_a[1] / of_b[1], of_a[2]}), of_a[3]});
-  const ValueId y = l.emit("MatMul", {a, b}, std::move(attributes));
-  return l.reshape(y, {of_a[0], of_a[1], of_a[2], l.shape(y)[3]});
-}
-
 // With all scores in memory. `shows`: what of (B, H, S, T) counts; `sink`: what the softmax has as one more column, (1, 1 or H, 1, 1).
 ValueId attend_in_steps(Lowering& l, const Heads& heads, float scale, float softcap, ValueId bias, ValueId shows, ValueId sink) {
   ValueId scores = grouped_product(l, heads.q, heads.k, {{"trans_b", int64_t{1}}, {"alpha", softcap > 0 ? scale / softcap : scale}});
@@ -343,6 +324,24 @@ ValueId attend_in_steps(Lowering& l, const Heads& heads, float scale, float soft
   if (sink != kNone) scores = l.emit("Concat", {scores, l.emit("Expand", {sink}, {{"shape", column}})}, {{"axis", int64_t{3}}});
   const ValueId weights = l.emit("Softmax", {scores}, {{"axis", int64_t{3}}});
   return grouped_product(l, slice(l, weights, 3, 0, columns), heads.v, {});
+}
+
+// y (B, H, S, E) of heads (B, heads, S, size).
+ValueId attend_in_groups(Lowering& l, const Heads& heads, bool causal, ValueId bias, ValueId shows) {
+  const Attributes& attributes = l.node.attributes;
+  const Shape shape = l.shape(heads.q);
+  const float scale = scale_of(l, shape[3]), softcap = attributes.get("softcap", 0.0f);
+  ValueId sink = kNone;
+  if (l.has(11))
+    sink = l.reshape(l.input(11), {1, shape[1], 1, 1});
+  else if (attributes.get("smooth_softmax", 0) != 0)
+    sink = l.scalar_like(heads.q, 0);
+  if (softcap > 0 || sink != kNone) {
+    if (causal) shows = both(l, shows, seen(l, shape[2], shape[2]));
+    return attend_in_steps(l, heads, scale, softcap, bias, shows, sink);
+  }
+  const ValueId added = sum_of_present(l, bias, unless(l, shows, heads.q, -kInfinity));
+  return emit_attention(l, heads.q, heads.k, heads.v, added, scale, causal);
 }
 
 }  // namespace
@@ -364,7 +363,7 @@ void lower_contrib_attention(Lowering& l) {
   std::vector<ValueId> product{x, weights};
   if (l.has(2)) product.push_back(l.input(2));
   const std::vector<ValueId> parts = split(l, l.emit("MatMul", product), 2, sizes);
-  const auto part = [&](size_t i) { return turned(l, divided(l, parts[i], heads, "a projection")); };
+  const auto part = [&](size_t i) { return swap_heads(l, divided(l, parts[i], heads, "a projection")); };
   const ValueId q = part(0), k = part(1), v = part(2);
   l.output(0, attend(l, q, k, v, 3, 5));
   if (l.node.outputs < 2 || l.shape(k) != l.shape(v)) return;
@@ -401,12 +400,12 @@ void lower_multi_head_attention(Lowering& l) {
       v = l.emit("Add", {v, slice(l, bias, 0, 2 * of_q, length)});
     }
   }
-  q = turned(l, divided(l, q, heads, "query"));
+  q = swap_heads(l, divided(l, q, heads, "query"));
   if (in_heads && (l.shape(k)[1] != heads || l.shape(v)[1] != heads))
     l.fail(fmt::format("keys {} and values {} have not {} heads", to_string(l.shape(k)), to_string(l.shape(v)), heads));
   if (!in_heads) {
-    k = turned(l, divided(l, k, heads, "key"));
-    v = turned(l, divided(l, v, heads, "value"));
+    k = swap_heads(l, divided(l, k, heads, "key"));
+    v = swap_heads(l, divided(l, v, heads, "value"));
   }
   l.output(0, attend(l, q, k, v, 4, 5));
   if (l.node.outputs > 1) l.output(1, k);
@@ -432,34 +431,18 @@ void lower_group_query_attention(Lowering& l) {
     heads.k = normalized(heads.k, 15);
   }
   if (attributes.get("do_rotary", 0) != 0) {
-    const Turns turns = group_query_turns(l, batch, length);
+    const Angles angles = group_query_angles(l, batch, length);
     const bool interleaved = attributes.get("rotary_interleaved", 0) != 0;
-    heads.q = rotated(l, heads.q, turns, 1, interleaved);
-    heads.k = rotated(l, heads.k, turns, 1, interleaved);
+    heads.q = rotated(l, heads.q, angles, 1, interleaved);
+    heads.k = rotated(l, heads.k, angles, 1, interleaved);
   }
-  heads = {turned(l, heads.q), turned(l, heads.k), turned(l, heads.v)};
+  heads = {swap_heads(l, heads.q), swap_heads(l, heads.k), swap_heads(l, heads.v)};
   const bool causal = attributes.get("causal", 1) != 0;
   const int64_t window = attributes.get("local_window_size", -1);
   if (!causal && window != -1) l.fail("a window goes with causal attention");
-  ValueId shows = seen_by_lengths(l, last_positions(l, batch, length), length, window > 0 && window < length ? window : 0);
+  const ValueId shows = seen_by_lengths(l, last_positions(l, batch, length), length, window > 0 && window < length ? window : 0);
   const ValueId bias = attention_bias(l, 10, {batch, shape[2], length, length});
-  const float scale = scale_of(l, shape[3]), softcap = attributes.get("softcap", 0.0f);
-  const bool has_sink = l.has(11);
-  if (softcap > 0 || has_sink || attributes.get("smooth_softmax", 0) != 0) {
-    ValueId sink = kNone;
-    if (has_sink)
-      sink = l.reshape(l.input(11), {1, shape[2], 1, 1});
-    else if (attributes.get("smooth_softmax", 0) != 0)
-      sink = l.scalar_like(heads.q, 0);
-    if (causal) shows = both(l, shows, seen(l, length, length));
-    l.output(0, joined(l, attend_in_steps(l, heads, scale, softcap, bias, shows, sink)));
-  } else {
-    const ValueId added = sum(l, bias, unless(l, shows, heads.q, -kInfinity));
-    std::vector<ValueId> inputs{heads.q, heads.k, heads.v};
-    if (added != kNone) inputs.push_back(added);
-    const Attributes of_node{{"scale", scale}, {"causal", int64_t{causal}}, {"safe", int64_t{1}}};
-    l.output(0, joined(l, l.emit_many("Attention", inputs, of_node, added != kNone ? 3 : 2)[0]));
-  }
+  l.output(0, joined(l, attend_in_groups(l, heads, causal, bias, shows)));
   if (l.node.outputs > 1) l.output(1, heads.k);
   if (l.node.outputs > 2) l.output(2, heads.v);
 }
@@ -485,18 +468,18 @@ void lower_contrib_rotary_embedding(Lowering& l) {
   const ValueId in_heads = is_flat ? divided(l, x, heads, "its input") : x;
   if ((dim == 0 ? l.shape(in_heads)[3] : dim) != width || (!is_flat && named != 0 && named != heads))
     l.fail(fmt::format("its angles {} do not turn heads of {} elements", to_string(table), l.shape(in_heads)[3]));
-  Turns turns;
+  Angles angles;
   if (of_ids.size() < 2 && element_count(of_ids) == 1) {  // the first position
     if (l.graph().constant(ids))
-      turns = turns_of(l, 2, kNone, l.integer(1, "the first position"), length);
+      angles = angles_of(l, 2, kNone, l.integer(1, "the first position"), length);
     else
-      turns = turns_of(l, 2, once(l, "Add", {once_reshaped(l, ids, {1}), counted(l, {length}, l.dtype(ids))}), 0, length);
+      angles = angles_of(l, 2, once(l, "Add", {once_reshaped(l, ids, {1}), counted(l, {length}, l.dtype(ids))}), 0, length);
   } else {
     if (of_ids != Shape{shape[0], length})
       l.fail(fmt::format("its position_ids are {}, not [{}, {}]", to_string(of_ids), shape[0], length));
-    turns = turns_of(l, 2, ids, 0, length);
+    angles = angles_of(l, 2, ids, 0, length);
   }
-  const ValueId y = rotated(l, in_heads, turns, is_flat ? 1 : 2, attributes.get("interleaved", 0) != 0);
+  const ValueId y = rotated(l, in_heads, angles, is_flat ? 1 : 2, attributes.get("interleaved", 0) != 0);
   l.output(0, l.reshape(y, shape));
 }
 
@@ -505,16 +488,13 @@ void lower_embed_layer_normalization(Lowering& l) {
   const Shape shape = l.shape(ids);
   if (shape.size() != 2) l.fail(fmt::format("its ids are {}, not [batch, length]", to_string(shape)));
   const int64_t batch = shape[0], length = shape[1];
-  const auto rows = [&](size_t table, ValueId of) {
-    if (l.shape(l.input(table)).size() != 2) l.fail(fmt::format("its table {} has not two axes", to_string(l.shape(l.input(table)))));
+  const auto rows = [&](size_t table, ValueId of, int64_t least = 0) {
+    const Shape of_table = l.shape(l.input(table));
+    if (of_table.size() != 2) l.fail(fmt::format("its table {} has not two axes", to_string(of_table)));
+    if (of_table[0] < least) l.fail(fmt::format("its table {} has no {} rows", to_string(of_table), least));
     return l.emit("Gather", {l.input(table), of}, {{"axis", int64_t{0}}});
   };
-  const auto first_rows = [&](size_t table, int64_t count) {
-    const ValueId taken = rows(table, counted(l, {1, count}, DType::int64));
-    if (const Shape of_table = l.shape(l.input(table)); of_table[0] < count)
-      l.fail(fmt::format("its table {} has no {} rows", to_string(of_table), count));
-    return taken;
-  };
+  const auto first_rows = [&](size_t table, int64_t count) { return rows(table, counted(l, {1, count}, DType::int64), count); };
   ValueId sum = l.emit("Add", {rows(2, ids), l.has(8) ? rows(3, l.input(8)) : first_rows(3, length)});
   if (l.has(1))
     sum = l.emit("Add", {sum, rows(4, l.input(1))});

@@ -1,4 +1,5 @@
-// Attention as ONNX Runtime's optimizer and its model builder write it, as chains of ops: see contrib_attention.cpp.
+// Attention, MultiHeadAttention, GroupQueryAttention, RotaryEmbedding and EmbedLayerNormalization as ONNX Runtime's optimizer and its model
+// builder write them, as chains of ops: see contrib_attention.cpp.
 
 #pragma once
 

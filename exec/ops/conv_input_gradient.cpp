@@ -211,7 +211,7 @@ ValueId fold(Lowering& l, ValueId x, Attributes attributes, const Shape& y) {
   }
   attributes.set("group", y[1]);
   attributes.set("shape", y);
-  attributes.set(kRunsIn, static_cast<int64_t>(Precision::follow));
+  set_runs_in(attributes, Precision::follow);
   return l.emit("ConvTranspose", {x, l.cast(l.constant(std::move(chosen)), l.dtype(x))}, attributes);
 }
 
@@ -282,6 +282,30 @@ void lower_col2im(Lowering& l) {
   l.output(0, fold_depth(l, z, attributes, y, of_windows[0]));
 }
 
+// One axis of a ConvTranspose's result: its elements, the pads at its ends, and the zeros behind it, which no window reaches.
+struct TransposedAxis {
+  int64_t size = 0, begin = 0, end = 0, behind = 0;
+};
+
+// `given`: what the file says, pads, or a size from which the pads follow (`is_sized`), with the odd one at the beginning or the end.
+// `whole`: the elements that there are without pads, `more` of them output padding.
+TransposedAxis transposed_axis(TransposedAxis given, bool is_sized, bool odd_at_begin, int64_t whole, int64_t more, int64_t stride) {
+  TransposedAxis axis = given;
+  if (is_sized) {
+    const int64_t all = std::max<int64_t>(0, whole - axis.size), half = all / 2;
+    axis.begin = odd_at_begin ? all - half : half;
+    axis.end = all - axis.begin;
+  } else {
+    axis.size = whole - axis.begin - axis.end;
+  }
+  // Output padding as long as a stride is less padding at the end, then zeros behind it.
+  const int64_t beyond = std::max<int64_t>(0, more - (stride - 1)), padding = std::min(axis.end, beyond);
+  axis.end -= padding;
+  axis.behind = beyond - padding;
+  axis.size -= axis.behind;
+  return axis;
+}
+
 void lower_transpose(Lowering& l) {
   const Attributes& given = l.node.attributes;
   const Shape x = l.shape(l.input(0)), w = l.shape(l.input(1));
@@ -302,31 +326,23 @@ void lower_transpose(Lowering& l) {
   if (group < 1 || x[1] != w[0] || w[0] % group != 0)
     l.fail(fmt::format("{} channels, a weight of {} and {} groups don't go together", x[1], to_string(w), group));
   const std::string automatic = given.get("auto_pad", "NOTSET");
-  const bool is_same = automatic == "SAME_UPPER" || automatic == "SAME_LOWER", is_free = is_same || given.has("output_shape");
+  const bool is_same = automatic == "SAME_UPPER" || automatic == "SAME_LOWER", has_shape = given.has("output_shape");
   if (!is_same && automatic != "NOTSET" && automatic != "VALID" && !automatic.empty())
     l.fail(fmt::format("its auto_pad is '{}', which the standard does not know", automatic));
+  if (automatic == "VALID") pads.assign(2 * axes, 0);
+  const bool odd_at_begin = has_shape ? automatic != "SAME_UPPER" : automatic == "SAME_LOWER";
   Shape y{x[0], checked_product({w[1], group})};
-  std::vector<int64_t> behind(2 * y.size() + 2 * axes);  // of y, elements at its ends that no window reaches
+  std::vector<int64_t> behind(2 * x.size());  // of y, elements at its ends that no window reaches
   for (size_t i = 0; i < axes; ++i) {
     const int64_t whole = checked_product({strides[i], x[2 + i] - 1}) + more[i] + checked_product({kernel[i] - 1, dilations[i]}) + 1;
-    if (is_free) {  // the pads follow from the size
-      const int64_t size = given.has("output_shape") ? wanted[i] : checked_product({x[2 + i], strides[i]});
-      const int64_t all = std::max<int64_t>(0, whole - size), half = all / 2;
-      const bool begins = given.has("output_shape") ? automatic != "SAME_UPPER" : automatic == "SAME_LOWER";
-      pads[i] = begins ? all - half : half;
-      pads[axes + i] = all - pads[i];
-      y.push_back(size);
-    } else {
-      if (automatic == "VALID") pads[i] = pads[axes + i] = 0;
-      y.push_back(whole - pads[i] - pads[axes + i]);
-    }
-    // Output padding as long as a stride is less padding at the end, then zeros behind it.
-    int64_t& end = pads[axes + i];
-    const int64_t beyond = std::max<int64_t>(0, more[i] - (strides[i] - 1)), padding = std::min(end, beyond);
-    end -= padding;
-    behind[2 + axes + 2 + i] = beyond - padding;
-    y.back() -= beyond - padding;
-    if (y.back() < 1) l.fail(fmt::format("its result would have {} elements along axis {}", y.back(), 2 + i));
+    const int64_t size = has_shape ? wanted[i] : is_same ? checked_product({x[2 + i], strides[i]}) : 0;
+    const TransposedAxis axis = transposed_axis({.size = size, .begin = pads[i], .end = pads[axes + i]}, is_same || has_shape, odd_at_begin,
+                                                whole, more[i], strides[i]);
+    if (axis.size < 1) l.fail(fmt::format("its result would have {} elements along axis {}", axis.size, 2 + i));
+    y.push_back(axis.size);
+    pads[i] = axis.begin;
+    pads[axes + i] = axis.end;
+    behind[x.size() + 2 + i] = axis.behind;
   }
   const Attributes attributes{{"kernel_shape", kernel}, {"strides", strides}, {"dilations", dilations},
                               {"pads", pads},           {"group", group},     {"shape", y}};

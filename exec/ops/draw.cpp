@@ -9,10 +9,12 @@
 #include "exec/ops/draw.h"
 
 #include <bit>
+#include <cmath>
 
 #include "exec/elementwise.h"
 #include "exec/op_list.h"
 #include "exec/ops/onnx_type.h"
+#include "exec/ops/random_input.h"
 
 ORT_TRAIN_OPS_BEGIN
 namespace {
@@ -123,19 +125,13 @@ KernelRun prepare_drawn(const KernelSpec& spec) {
       const int64_t* const random = args.in<int64_t>(0);
       T* const y = args.out<T>(0);
       const int64_t before = drawn.before(random, n);
-      const PhiloxKey key = drawn.key(random);
       args.workers().parallel_blocks(n, kElementBlock, [&](int64_t begin, int64_t end) {
-        constexpr int kNumbers = 4 * kPhiloxLanes;
-        uint32_t numbers[kNumbers];
-        float standard[kNumbers];
-        for (int64_t at = begin; at < end;) {
-          const int64_t element = before + at, group = element / kNumbers, skip = element % kNumbers;
-          philox(drawn.counter(random, group * kPhiloxLanes), key, numbers);
+        each_drawn(drawn, random, before, begin, end, [&](int64_t at, int64_t count, const uint32_t* numbers, int64_t skip) {
+          constexpr int kNumbers = 4 * kPhiloxLanes;
+          float standard[kNumbers];
           drawn.standard(numbers, kNumbers, standard);
-          const int64_t count = std::min(kNumbers - skip, end - at);
-          for (int64_t i = 0; i < count; ++i) y[at + i] = store<T>(drawn.value<Compute<T>>(standard[skip + i]));
-          at += count;
-        }
+          for (int64_t i = 0; i < count; ++i) y[at + i] = store<T>(drawn.template value<Compute<T>>(standard[skip + i]));
+        });
       });
     };
   });

@@ -1,14 +1,12 @@
-// What DrawNumbers makes of random bits, for the kernels of every device; and what importers of nodes that draw share.
+// What DrawNumbers makes of random bits, for the kernels of every device.
 
 #pragma once
 
-#include <algorithm>
 #include <cstdint>
 
 #include "exec/kernel.h"
 #include "exec/math.h"
 #include "exec/random.h"
-#include "graph/dependence.h"
 
 ORT_TRAIN_OPS_BEGIN
 
@@ -37,9 +35,7 @@ struct DrawnNumbers : DrawAddress {
   float offset, factor;
 
   explicit DrawnNumbers(const Attributes& attributes)
-      : DrawAddress{.ordinal = static_cast<uint32_t>(attributes.get("ordinal", 0)),
-                    .shared = attributes.get("shared", 0) != 0,
-                    .seed = static_cast<uint32_t>(attributes.get("seed", 0))},
+      : DrawAddress(attributes),
         normal(attributes.get("normal", 0) != 0),
         offset(attributes.get("offset", 0.0f)),
         factor(attributes.get("factor", 1.0f)) {}
@@ -58,24 +54,5 @@ struct DrawnNumbers : DrawAddress {
   }
   template <typename T> HOST_DEVICE T value(float standard) const { return math::fma(T(standard), T(factor), T(offset)); }
 };
-
-// Whether a value belongs to samples because what it is computed from does: inputs, or numbers that are drawn for samples.
-inline bool depends_on_samples(const Graph& graph, ValueId value) {
-  const std::vector<ValueId> behind = values_behind(graph, value);
-  return std::any_of(behind.begin(), behind.end(), [&](ValueId id) {
-    const Value& of = graph.value(id);
-    if (of.kind == ValueKind::input) return of.name != kRandomInput;
-    const Node* const maker = of.producer == kNone ? nullptr : &graph.node(of.producer);
-    return maker && maker->op->name == "DrawNumbers" && maker->attributes.get("shared", 0) == 0;
-  });
-}
-
-// kRandomInput of a graph.
-inline ValueId random_input(Graph& graph) {
-  if (const ValueId known = graph.find_value(kRandomInput); known != kNone) return known;
-  const ValueId made = graph.add_value({.name = kRandomInput, .dtype = DType::int64, .shape = {kRandomNumbers}, .kind = ValueKind::input});
-  graph.inputs.push_back(made);
-  return made;
-}
 
 ORT_TRAIN_OPS_END

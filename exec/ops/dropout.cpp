@@ -7,11 +7,9 @@
 
 #include "exec/ops/dropout.h"
 
-#include <algorithm>
-
 #include "exec/elementwise.h"
 #include "exec/op_list.h"
-#include "exec/ops/draw.h"
+#include "exec/ops/random_input.h"
 
 ORT_TRAIN_OPS_BEGIN
 namespace {
@@ -56,17 +54,11 @@ KernelRun prepare(const KernelSpec& spec) {
       const int64_t* const random = args.in<int64_t>(1);
       T* const y = args.out<T>(0);
       const int64_t before = draw.before(random, n);
-      const PhiloxKey key = draw.key(random);
       args.workers().parallel_blocks(n, kElementBlock, [&](int64_t begin, int64_t end) {
-        constexpr int64_t kNumbers = 4 * kPhiloxLanes;
-        uint32_t numbers[kNumbers];
-        for (int64_t at = begin; at < end;) {
-          const int64_t element = before + at, group = element / kNumbers, skip = element % kNumbers;
-          philox(draw.counter(random, group * kPhiloxLanes), key, numbers);
-          const int64_t count = std::min(kNumbers - skip, end - at);
+        // [=]: by reference, GCC 12 makes no vectors of 16-bit elements.
+        each_drawn(draw, random, before, begin, end, [=](int64_t at, int64_t count, const uint32_t* numbers, int64_t skip) {
           for (int64_t i = 0; i < count; ++i) y[at + i] = store<T>(draw.value(load(x[at + i]), numbers[skip + i], scale));
-          at += count;
-        }
+        });
       });
     };
   });

@@ -17,7 +17,7 @@ struct DropoutDraw : DrawAddress {
   uint32_t least;  // of the numbers that keep an element
 
   explicit DropoutDraw(const Attributes& attributes)
-      : DrawAddress{.ordinal = static_cast<uint32_t>(attributes.get("ordinal", 0)), .shared = attributes.get("shared", 0) != 0},
+      : DrawAddress(attributes),
         ratio(attributes.get("ratio", kUsualRatio)),
         least(static_cast<uint32_t>(static_cast<double>(ratio) * 0x1p32)) {}
 

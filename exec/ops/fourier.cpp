@@ -17,6 +17,7 @@
 #include "exec/ops/onnx_type.h"
 #include "graph/builder.h"
 #include "graph/error.h"
+#include "graph/op_def.h"
 
 ORT_TRAIN_OPS_BEGIN
 namespace {
@@ -87,7 +88,8 @@ ValueId transformed(Lowering& l, ValueId x, int64_t axis, const Transform& trans
   if (moves) x = l.transpose(x, order);
   const ValueId matrix = l.cast(l.constant(matrix_of(transform, rows, parts, columns, made)), l.dtype(x));
   // As in PyTorch: the largest and the smallest frequencies are far apart.
-  const Attributes in_float32{{kRunsIn, static_cast<int64_t>(Precision::float32)}};
+  Attributes in_float32;
+  set_runs_in(in_float32, Precision::float32);
   ValueId y = l.emit("MatMul", {l.reshape(x, {element_count(others), rows * parts}), matrix}, in_float32);
   Shape to = others;
   to.push_back(columns);

@@ -259,7 +259,7 @@ std::vector<TensorType> infer_gather_elements(const InferContext& context) {
 void gather_elements_gradient(const Node& node, GradientBuilder& g) {
   if (!g.wants(0)) return;
   const Shape shape = g.shape(node.inputs[0]);
-  const ValueId zeros = g.emit("ConstantOfShape", {}, {{"shape", shape}, {"value", Tensor(g.dtype(node.inputs[0]), {1})}});
+  const ValueId zeros = g.zeros(shape, g.dtype(node.inputs[0]));
   g.input_gradient(0, g.emit("ScatterElements", {zeros, node.inputs[1], g.output_gradient(0)},
                              {{"axis", indexed_axis(node.attributes, shape)}, {"reduction", std::string("add")}}));
 }

@@ -185,9 +185,7 @@ void lower_group(Lowering& l) {
     l.fail(fmt::format("scale {} and bias {} would have to be [{}]: a number for each {}", to_string(l.shape(scale)),
                        to_string(l.shape(bias)), numbers, numbers == groups ? "group" : "channel"));
   const ValueId rows = l.reshape(x, {shape[0], groups, sample / groups});
-  const ValueId ones = l.emit("Expand", {l.scalar_like(x, 1)}, {{"shape", Shape{sample / groups}}});
-  const Attributes attributes{{"axis", int64_t{2}}, {"epsilon", l.node.attributes.get("epsilon", 1e-5f)}};
-  ValueId y = l.emit_many("LayerNormalization", {rows, ones}, attributes, 3)[0];
+  ValueId y = emit_unscaled_normalization(l, "LayerNormalization", rows, 2, l.node.attributes.get("epsilon", 1e-5f), 3)[0];
   y = l.reshape(y, {shape[0], numbers, sample / numbers});
   y = l.emit("Mul", {y, l.reshape(scale, {numbers, 1})});
   y = l.emit("Add", {y, l.reshape(bias, {numbers, 1})});

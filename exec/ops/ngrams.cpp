@@ -11,6 +11,7 @@
 #include "exec/ops/onnx_type.h"
 #include "graph/builder.h"
 #include "graph/error.h"
+#include "graph/op_def.h"
 
 ORT_TRAIN_OPS_BEGIN
 
@@ -72,7 +73,8 @@ void lower_tf_idf(Lowering& l) {
       }
       if (found != kNone) {
         if (mode == "IDF") found = l.emit("Min", {found, l.scalar_like(found, 1)});
-        const Attributes in_float32{{kRunsIn, static_cast<int64_t>(Precision::float32)}};  // counts are whole numbers
+        Attributes in_float32;  // counts are whole numbers
+        set_runs_in(in_float32, Precision::float32);
         counts = l.emit("Add", {counts, l.emit("MatMul", {found, l.constant(std::move(places))}, in_float32)});
       }
     }

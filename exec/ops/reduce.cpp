@@ -135,7 +135,7 @@ void first_gradient(const Node& node, GradientBuilder& g) {
   const Shape rows{element_count(shape.before(kept)), element_count(shape.from(kept))};
   const ValueId largest =
       g.emit("ArgMax", {g.reshape(x, rows)}, {{"axis", int64_t{1}}, {"keepdims", int64_t{1}}, {"select_last_index", int64_t{0}}});
-  const ValueId zeros = g.emit("ConstantOfShape", {}, {{"shape", rows}, {"value", Tensor(g.dtype(x), {1})}});
+  const ValueId zeros = g.zeros(rows, g.dtype(x));
   const ValueId dy = g.reshape(g.cast(g.output_gradient(0), g.dtype(x)), {rows[0], 1});
   g.input_gradient(0, g.reshape(g.emit("ScatterElements", {zeros, largest, dy}, {{"axis", int64_t{1}}}), shape));
 }

@@ -18,13 +18,14 @@
 #include "exec/ops/onnx_type.h"
 #include "graph/builder.h"
 #include "graph/error.h"
+#include "graph/op_def.h"
 
 ORT_TRAIN_OPS_BEGIN
 namespace {
 
 constexpr int64_t kMostElements = int64_t{1} << 26;  // of a matrix of weights
 constexpr int64_t kMostLength = int64_t{1} << 24;    // of an axis
-constexpr const char* kOldNearest = "";              // before opset 11: the element before, where the axis shrinks the one behind
+constexpr const char* kOldNearest = "";              // before opset 11: rounds down, or up along an axis that shrinks
 
 struct Axis {
   int64_t number = 0, in = 0, out = 0;
@@ -147,7 +148,8 @@ ValueId resize_by_weights(Lowering& l, ValueId x, const Method& method, const Ax
   const auto at = static_cast<size_t>(axis.number);
   const int64_t outer = element_count(shape.before(at)), inner = element_count(shape.from(at + 1));
   const ValueId weights = constant_like(l, x, {axis.out, axis.in}, weights_of(l, method, axis));
-  Attributes attributes{{kRunsIn, static_cast<int64_t>(Precision::follow)}};
+  Attributes attributes;
+  set_runs_in(attributes, Precision::follow);
   if (inner == 1) attributes.set("trans_b", int64_t{1});
   const ValueId y = inner == 1 ? l.emit("MatMul", {l.reshape(x, {outer, axis.in}), weights}, attributes)
                                : l.emit("MatMul", {weights, l.reshape(x, {outer, axis.in, inner})}, attributes);

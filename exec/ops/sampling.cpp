@@ -11,6 +11,7 @@
 #include "exec/window.h"
 #include "graph/builder.h"
 #include "graph/error.h"
+#include "graph/op_def.h"
 
 ORT_TRAIN_OPS_BEGIN
 namespace {
@@ -119,7 +120,9 @@ struct GridAxis {
 
   // In float32 from here on: of the places of a large picture 16 bits have few.
   ValueId place_of(ValueId g) const {
-    const ValueId from_zero = l.emit("Add", {g, l.scalar_like(g, 1)}, {{kRunsIn, static_cast<int64_t>(Precision::float32)}});
+    Attributes in_float32;
+    set_runs_in(in_float32, Precision::float32);
+    const ValueId from_zero = l.emit("Add", {g, l.scalar_like(g, 1)}, in_float32);
     return corners ? multiply(l, from_zero, last / 2) : multiply(l, add(l, multiply(l, from_zero, static_cast<double>(size)), -1), 0.5);
   }
 

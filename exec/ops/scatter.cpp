@@ -26,9 +26,7 @@ template <bool kReducing> void check_reduction(const Attributes& attributes) {
   if (!known) throw error(ErrorCode::unsupported, "the reduction '{}' is unknown", reduction);
 }
 
-ValueId zeros_like(GradientBuilder& g, ValueId value) {
-  return g.emit("ConstantOfShape", {}, {{"shape", g.shape(value)}, {"value", Tensor(g.dtype(value), {1})}});
-}
+ValueId zeros_like(GradientBuilder& g, ValueId value) { return g.zeros(g.shape(value), g.dtype(value)); }
 
 // Of max and min. scatter and gather: the op itself, and what reads what it writes.
 void chosen_gradient(const Node& node, GradientBuilder& g, std::string_view scatter, std::string_view gather, Attributes place) {

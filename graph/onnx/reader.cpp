@@ -12,14 +12,10 @@
 
 namespace ort_train::onnx {
 
-namespace {
-
-Error wrong_count(const TensorDef& def) {
-  return error(ErrorCode::unsupported, "tensor '{}' is {} {}, but the file holds another number of elements of it", def.name, def.type,
-               to_string(def.shape));
+Error wrong_count(const TensorDef& tensor) {
+  return error(ErrorCode::unsupported, "tensor '{}' is {} {}, but the file holds another number of elements of it", tensor.name,
+               tensor.type, to_string(tensor.shape));
 }
-
-}  // namespace
 
 void each_tensor(const GraphDef& graph, const std::function<void(const std::string&, const TensorDef&)>& body) {
   for (const TensorDef& tensor : graph.initializers) body(tensor.name, tensor);
@@ -86,23 +82,20 @@ std::string printable(std::string text) {
   return text;
 }
 
-size_t decode_varints(std::span<const std::byte>& bytes, std::span<uint16_t> to) {
-  constexpr size_t kLongest = 10, kCounts = 3;  // bytes: of a varint, and of those that 16 bits are in
+size_t decode_varints(std::span<const std::byte>& bytes, size_t size, std::span<std::byte> to) {
+  constexpr size_t kLongest = 10;  // bytes of a varint
   size_t decoded = 0;
-  for (; decoded < to.size(); ++decoded) {
-    uint32_t value = 0;
+  for (; decoded < to.size() / size; ++decoded) {
+    uint64_t value = 0;
     size_t at = 0;
-    const auto add = [&] {
-      if (at < kCounts) value |= (static_cast<uint32_t>(bytes[at]) & 0x7f) << 7 * at;
-    };
-    for (; at < bytes.size() && (bytes[at] & std::byte{0x80}) != std::byte{}; ++at) {
-      if (at + 1 == kLongest) throw error(ErrorCode::unsupported, "an element is stored as an integer of more than {} bytes", kLongest);
-      add();
+    bool ends = false;
+    for (const size_t most = std::min(kLongest, bytes.size()); at < most && !ends; ++at) {
+      value |= (static_cast<uint64_t>(bytes[at]) & 0x7f) << 7 * at;
+      ends = (bytes[at] & std::byte{0x80}) == std::byte{};
     }
-    if (at == bytes.size()) break;
-    add();
-    to[decoded] = static_cast<uint16_t>(value);
-    bytes = bytes.subspan(at + 1);
+    if (!ends) break;
+    std::memcpy(to.data() + decoded * size, &value, size);  // little-endian: the low bytes come first
+    bytes = bytes.subspan(at);
   }
   return decoded;
 }
@@ -113,28 +106,15 @@ Tensor decode_tensor(const TensorDef& def, std::span<const std::byte> bytes) {
   const int64_t count = element_count(def.shape), given = static_cast<int64_t>(bytes.size());
   if (def.varints ? given < count : given != count * size_of(*def.dtype)) throw wrong_count(def);
   Tensor tensor(*def.dtype, def.shape);
-  if (!def.varints) {
+  if (def.varints) {
+    const auto decoded = static_cast<int64_t>(decode_varints(bytes, static_cast<size_t>(size_of(*def.dtype)), tensor.bytes));
+    if (decoded != count || !bytes.empty()) throw wrong_count(def);
+  } else {
     std::copy(bytes.begin(), bytes.end(), tensor.bytes.begin());
-    if (tensor.dtype == DType::boolean) {
-      for (std::byte& byte : tensor.bytes) byte = std::byte{byte != std::byte{0}};
-    }
-    return tensor;
   }
-  const auto size = static_cast<size_t>(size_of(*def.dtype));
-  size_t element = 0, elements = tensor.bytes.size() / size;
-  for (size_t at = 0; at < bytes.size(); ++element) {
-    uint64_t value = 0;
-    for (int shift = 0;; shift += 7) {
-      if (at == bytes.size() || shift > 63) throw wrong_count(def);
-      const auto byte = static_cast<uint64_t>(bytes[at++]);
-      value |= (byte & 0x7f) << shift;
-      if (byte < 0x80) break;
-    }
-    if (element == elements) throw wrong_count(def);
-    if (tensor.dtype == DType::boolean) value = value != 0;
-    std::memcpy(tensor.bytes.data() + element * size, &value, size);  // little-endian: the low bytes come first
+  if (tensor.dtype == DType::boolean) {
+    for (std::byte& byte : tensor.bytes) byte = std::byte{byte != std::byte{0}};
   }
-  if (element != elements) throw wrong_count(def);
   return tensor;
 }
 

@@ -32,9 +32,11 @@ std::string printable(std::string text);
 void each_tensor(const GraphDef& graph, const std::function<void(const std::string& name, const TensorDef& tensor)>& body);
 void each_tensor(const std::vector<NodeDef>& nodes, const std::function<void(const std::string& name, const TensorDef& tensor)>& body);
 
-// Elements of 16 bits from the varints that `bytes` begins with, the low bits of each, until `to` is full or the next one is cut short.
-// Returns how many there were; `bytes` is what comes behind them. Throws Error(unsupported) for what is no varint.
-size_t decode_varints(std::span<const std::byte>& bytes, std::span<uint16_t> to);
+// Elements of `size` bytes from the varints that `bytes` begins with, the low bytes of each, until `to` is full or what comes next is no
+// whole varint. Returns how many there were; `bytes` is what comes behind them.
+size_t decode_varints(std::span<const std::byte>& bytes, size_t size, std::span<std::byte> to);
+// That the file has more or fewer elements of a tensor than its shape says.
+Error wrong_count(const TensorDef& tensor);
 // A tensor's elements from the bytes of its place in the file. Throws Error(unsupported) where they are too few or too many.
 Tensor decode_tensor(const TensorDef& tensor, std::span<const std::byte> bytes);
 

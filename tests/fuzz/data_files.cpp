@@ -1,5 +1,6 @@
-// The formats of data: .npz, .safetensors, vocabularies.
+// The formats of data: .npz, .safetensors, JSON lines, vocabularies.
 
+#include "frontend/json_lines.h"
 #include "frontend/npz.h"
 #include "frontend/safetensors.h"
 #include "frontend/vocabulary.h"
@@ -25,6 +26,24 @@ void fuzz_safetensors(Bytes bytes) {
   for (const SafetensorsEntry& entry : read_safetensors_header(file, ErrorCode::data).entries) {
     std::byte last{};
     if (entry.bytes > 0) file.read(entry.offset + entry.bytes - 1, {&last, 1});
+  }
+}
+
+// What was parsed when the file was opened can be read.
+void fuzz_json_lines(Bytes bytes) {
+  const std::string path = write("data.jsonl", bytes);
+  for (const int64_t length : {0, 3}) {
+    JsonLines data(path, {.length = length});
+    data.note();
+    for (size_t field = 0; field < data.fields().size(); ++field) {
+      if (!data.fields()[field].unusable.empty()) continue;
+      std::vector<std::byte> sample(static_cast<size_t>(data.fields()[field].bytes()));
+      try {
+        for (int64_t at = 0; at < data.samples(); ++at) data.read(field, at, sample);
+      } catch (const Error& problem) {
+        throw std::logic_error(problem.what());
+      }
+    }
   }
 }
 

@@ -32,6 +32,7 @@ void fuzz_nodes(Bytes bytes);        // a valid ONNX file of nodes that the byte
 void fuzz_npz(Bytes bytes);          // an archive of arrays
 void fuzz_safetensors(Bytes bytes);  // a file of tensors
 void fuzz_checkpoint(Bytes bytes);   // the manifest of a checkpoint, with tables of files or slots
+void fuzz_json_lines(Bytes bytes);   // samples as JSON objects, one a line
 void fuzz_vocabulary(Bytes bytes);   // the tokens of a text model
 void fuzz_profile(Bytes bytes);      // the profile of a machine
 

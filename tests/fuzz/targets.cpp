@@ -16,6 +16,7 @@ const std::vector<Target>& targets() {
       {.name = "npz", .run = fuzz_npz},
       {.name = "safetensors", .run = fuzz_safetensors},
       {.name = "checkpoint", .run = fuzz_checkpoint},
+      {.name = "json_lines", .run = fuzz_json_lines},
       {.name = "vocabulary", .run = fuzz_vocabulary},
       {.name = "profile", .run = fuzz_profile},
   };

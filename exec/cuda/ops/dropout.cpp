@@ -1,8 +1,9 @@
-// Dropout. Its meaning: exec/ops/dropout.cpp. A thread draws one counter's four numbers, which are those of four neighbours in the step's
-// batch; where these are aligned in this tensor, it loads and stores them at once.
+// Dropout. Its meaning: exec/ops/dropout.cpp. A thread loads and stores a counter's four elements at once where they are aligned in this
+// tensor.
 
 #include "exec/ops/dropout.h"
 
+#include "exec/cuda/counters.h"
 #include "exec/cuda/moves.h"
 #include "exec/elementwise.h"
 #include "exec/op_list.h"
@@ -10,8 +11,7 @@
 ORT_TRAIN_OPS_BEGIN
 namespace {
 
-template <typename T> struct DroppedElements {
-  static constexpr int kThreads = 256, kEach = 4;  // counters of a thread
+template <typename T> struct DroppedElements : Counters {
   using Shared = NoShared;
   using Four = Vector<T, 4>;
 
@@ -22,27 +22,18 @@ template <typename T> struct DroppedElements {
   T* y;
   int64_t n;
 
-  static int64_t blocks(int64_t n) { return (n / 4 + 1 + kThreads * kEach) / (kThreads * kEach); }
-
   HOST_DEVICE T value(T from, uint32_t number) const { return store<T>(draw.value(load(from), number, scale)); }
 
   template <class Block> HOST_DEVICE void operator()(Block& block) const {
-    block.each([&](int t) {
-      const int64_t before = draw.before(random, n);
-      const PhiloxKey key = draw.key(random);
-      for (int k = 0; k < kEach; ++k) {
-        const int64_t counter = before / 4 + (block.index * kEach + k) * kThreads + t, first = 4 * counter - before;
-        if (first >= n) continue;
-        const PhiloxCounter numbers = philox_numbers(draw.counter(random, counter), key);
-        if (before % 4 == 0 && first + 4 <= n) {
-          Four four = reinterpret_cast<const Four*>(x)[first / 4];
-          for (int i = 0; i < 4; ++i) four.of[i] = value(four.of[i], numbers[i]);
-          reinterpret_cast<Four*>(y)[first / 4] = four;
-          continue;
-        }
-        for (int i = 0; i < 4; ++i) {
-          if (first + i >= 0 && first + i < n) y[first + i] = value(x[first + i], numbers[i]);
-        }
+    each_counter(block, draw, random, n, [&](int64_t first, const PhiloxCounter& numbers, bool is_whole) {
+      if (is_whole) {
+        Four four = reinterpret_cast<const Four*>(x)[first / 4];
+        for (int i = 0; i < 4; ++i) four.of[i] = value(four.of[i], numbers[i]);
+        reinterpret_cast<Four*>(y)[first / 4] = four;
+        return;
+      }
+      for (int i = 0; i < 4; ++i) {
+        if (first + i >= 0 && first + i < n) y[first + i] = value(x[first + i], numbers[i]);
       }
     });
   }
@@ -52,8 +43,8 @@ KernelRun prepare(const KernelSpec& spec) {
   return for_type(Floats{}, spec.inputs[0].dtype, [&]<typename T>() -> KernelRun {
     const DropoutDraw draw(spec.attributes);
     return [draw, scale = draw.scale<Compute<T>>(), n = element_count(spec.outputs[0].shape)](const KernelArgs& args) {
-      const DroppedElements<T> dropped{draw, scale, args.in<T>(0), args.in<int64_t>(1), args.out<T>(0), n};
-      launch(dropped, n == 0 ? 0 : dropped.blocks(n), args);
+      const DroppedElements<T> dropped{{}, draw, scale, args.in<T>(0), args.in<int64_t>(1), args.out<T>(0), n};
+      launch(dropped, dropped.blocks(n), args);
     };
   });
 }

@@ -130,10 +130,10 @@ void divide(const Declared& declared, const Options& options, const DataSet& dat
       std::vector<std::string> names;
       for (const Field& field : data.fields()) names.push_back("'" + field.name + "'");
       throw error(ErrorCode::data, "{}: has no array '{}', which the model wants as an input; it has {} (`bind` {}=VALUE fixes an input)",
-                  data.path(), input.name, fmt::join(names, ", "), input.name);
+                  data.name(), input.name, fmt::join(names, ", "), input.name);
     }
   }
-  if (binding.fed.empty()) throw error(ErrorCode::data, "{}: feeds none of the model's inputs", data.path());
+  if (binding.fed.empty()) throw error(ErrorCode::data, "{}: feeds none of the model's inputs", data.name());
 }
 
 int64_t usual_batch(const Options& options) { return options.batch_size > 0 ? options.batch_size : kDefaultBatch; }
@@ -182,7 +182,7 @@ int64_t sequence_of_arrays(const Options& options, const DataSet& data, const Bi
   if (const Field* tokens = data.field("input_ids"); tokens != nullptr && tokens->shape.size() == 1) {
     const int64_t length = tokens->shape[0];
     if (options.seq_length > 0 && options.seq_length != length) {
-      throw error(ErrorCode::usage, "`seq_length` {} contradicts {}, whose samples are {} tokens long", options.seq_length, data.path(),
+      throw error(ErrorCode::usage, "`seq_length` {} contradicts {}, whose samples are {} tokens long", options.seq_length, data.name(),
                   length);
     }
     return length;
@@ -199,7 +199,7 @@ int64_t sequence_of_arrays(const Options& options, const DataSet& data, const Bi
   throw error(ErrorCode::usage,
               "`seq_length` {}: {} has neither an array 'input_ids' nor another input with samples of that length "
               "(`shapes` binds a dimension by its name)",
-              options.seq_length, data.path());
+              options.seq_length, data.name());
 }
 
 std::vector<std::string> names_of_dimensions(const DeclaredInput& input) {
@@ -401,11 +401,11 @@ ImportOptions Binding::import_options(int64_t size, int64_t length, const Option
 // are bound; of those that are filled in it is the last.
 void bind_lengths(const Declared& declared, const Options& options, const DataSet& data, Binding& binding) {
   if (options.length_buckets.empty()) return;
-  if (data.is_row()) throw error(ErrorCode::usage, "{}: is cut into samples of one length: `length_buckets` are for arrays", data.path());
+  if (data.is_row()) throw error(ErrorCode::usage, "{}: is cut into samples of one length: `length_buckets` are for arrays", data.name());
   const Field* mask = data.field(kLengthField);
   if (mask == nullptr || mask->shape.size() != 1)
     throw error(ErrorCode::data, "{}: has no array '{}' of two dimensions, which would say how long each sample is (`length_buckets`)",
-                data.path(), kLengthField);
+                data.name(), kLengthField);
   binding.sequence = mask->shape[0];
   for (const FedInput& fed : binding.fed) {
     const DeclaredInput& input = *find_input(declared, fed.input);
@@ -424,7 +424,7 @@ void bind_lengths(const Declared& declared, const Options& options, const DataSe
   }
   for (const int64_t length : options.length_buckets) {
     if (length > binding.sequence)
-      throw error(ErrorCode::usage, "`length_buckets` {}: the samples of {} are {} long", length, data.path(), binding.sequence);
+      throw error(ErrorCode::usage, "`length_buckets` {}: the samples of {} are {} long", length, data.name(), binding.sequence);
   }
 }
 
@@ -433,7 +433,7 @@ Binding bind_inputs(const Declared& declared, const Options& options, DataSet& d
     throw error(ErrorCode::usage, "`task` {} is not known: causal-lm, or none", options.task);
   if (options.batch_size < 0 || options.seq_length < 0) throw error(ErrorCode::usage, "`batch_size` and `seq_length` are at least 1");
   const bool causal = options.task == "causal-lm";
-  if (data.is_row() && !causal) throw error(ErrorCode::usage, "{}: text and token files need `task` causal-lm", data.path());
+  if (data.is_row() && !causal) throw error(ErrorCode::usage, "{}: text and token files need `task` causal-lm", data.name());
   for (const DeclaredInput& input : declared.inputs) {
     if (!input.has_shape) throw error(ErrorCode::unsupported, "'{}': {}", declared.info.path, without_shape(input.name));
   }
@@ -461,7 +461,7 @@ Binding bind_inputs(const Declared& declared, const Options& options, DataSet& d
   } else {
     binding.sequence = sequence_of_arrays(options, data, binding);
     if (binding.sequence == 0 && !constants.empty())
-      throw error(ErrorCode::data, "{}: input '{}' can't be filled in without an array 'input_ids' of tokens", data.path(),
+      throw error(ErrorCode::data, "{}: input '{}' can't be filled in without an array 'input_ids' of tokens", data.name(),
                   constants[0]->name);
   }
 
@@ -469,12 +469,12 @@ Binding bind_inputs(const Declared& declared, const Options& options, DataSet& d
     const DeclaredInput& input = *find_input(declared, fed.input);
     const Field& field = *data.field(fed.field);
     if (field.shape.size() + 1 != input.dims.size()) {
-      throw error(ErrorCode::data, "{}: array '{}' has samples of shape {}, input '{}' wants {} dimensions after the batch", data.path(),
+      throw error(ErrorCode::data, "{}: array '{}' has samples of shape {}, input '{}' wants {} dimensions after the batch", data.name(),
                   field.name, to_string(field.shape), input.name, input.dims.size() - 1);
     }
     for (size_t axis = 1; axis < input.dims.size(); ++axis) {
       sizes.bind(input, axis, field.shape[axis - 1],
-                 data.is_row() ? "`seq_length`" : fmt::format("array '{}' of {}", field.name, data.path()));
+                 data.is_row() ? "`seq_length`" : fmt::format("array '{}' of {}", field.name, data.name()));
     }
   }
   for (const DeclaredInput* input : constants) binding.constants.push_back(constant_input(*input, binding, sizes));

@@ -27,7 +27,7 @@ template <typename Body> auto in_library(Body&& body) -> decltype(body()) {
   }
 }
 
-// The calls of one Trainer, and the callbacks that they make. One thread at a time; a callback may make calls.
+// The calls of one Trainer, and the callbacks and the program's samples that they ask for. One thread at a time; a callback may make calls.
 class Boundary {
  public:
   // As the library calls them: with the program's own rounding, and what they throw is told from what the library throws.
@@ -36,6 +36,8 @@ class Boundary {
             .on_eval = guarded(std::move(callbacks.on_eval)),
             .on_note = guarded(std::move(callbacks.on_note))};
   }
+  // The same of the samples that the program gives; but what these throw becomes an Error(data).
+  Options guarded(Options options);
 
   template <typename Body> auto call(Body&& body) -> decltype(body()) {
     const FloatEnvironment environment;
@@ -52,6 +54,7 @@ class Boundary {
   }
 
  private:
+  class Source;
   struct Nesting {
     Boundary& boundary;
     FloatEnvironment::Setting outer;

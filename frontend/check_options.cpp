@@ -49,6 +49,10 @@ void check_options(const Options& options) {
     if (path->find('\0') != std::string::npos)
       throw error(ErrorCode::usage, "`{}` {}: holds a zero character, which no path has", name, path->substr(0, path->find('\0')));
   }
+  if (options.train_samples && !options.data.empty())
+    throw refuse("data", options.data, "`train_samples` are given, too: leave out one of them");
+  if (options.eval_samples && !options.train_samples)
+    throw error(ErrorCode::usage, "`eval_samples` go with `train_samples`; with `data` the folder has the validation file");
   if (make_schedule(options.lr_scheduler_type, options.lr_scheduler_kwargs).follows_loss() && !evaluates(options))
     throw refuse("lr_scheduler_type", options.lr_scheduler_type, "follows the held-out loss: it needs evaluations (`eval_steps`)");
   check_groups(options);

@@ -19,7 +19,7 @@ namespace ort_train {
 namespace {
 
 // A row of tokens that is cut into samples of equal length; what is left over at the end is not used.
-class Row : public DataSet {
+class Row : public FileData {
  public:
   bool is_row() const override { return true; }
 
@@ -27,13 +27,13 @@ class Row : public DataSet {
     length_ = sample_length;
     samples_ = tokens_ / sample_length;
     if (samples_ == 0)
-      throw error(ErrorCode::data, "{}: has {} {}, fewer than one sample of {}: shorten `seq_length`", path(), tokens_, unit_,
+      throw error(ErrorCode::data, "{}: has {} {}, fewer than one sample of {}: shorten `seq_length`", name(), tokens_, unit_,
                   sample_length);
     fields_ = {{.name = "input_ids", .element = Element::int64, .shape = {sample_length}}};
   }
 
  protected:
-  using DataSet::DataSet;
+  using FileData::FileData;
   int64_t tokens_ = 0, length_ = 0;
   const char* unit_ = "tokens";
 };
@@ -48,7 +48,7 @@ class NumberRow : public Row {
     file_.read(begin_ + sample * length_ * width, source);
     if (element_ == Element::int64) return;
     if (const int64_t bad = convert(element_, source, DType::int64, to); bad >= 0)
-      throw error(ErrorCode::data, "{}: token {} is no int64", path(), sample * length_ + bad);
+      throw error(ErrorCode::data, "{}: token {} is no int64", name(), sample * length_ + bad);
   }
 
  protected:
@@ -91,16 +91,16 @@ class TokenFile : public NumberRow {
     if (size < static_cast<int64_t>(sizeof(header))) return false;
     file_.read(0, std::as_writable_bytes(std::span(&header, 1)));
     if (header.magic == kShardOfChoices)
-      throw error(ErrorCode::data, "{}: has the header of llm.c's files of questions with several answers: it is no row of tokens", path());
+      throw error(ErrorCode::data, "{}: has the header of llm.c's files of questions with several answers: it is no row of tokens", name());
     const auto kind =
         std::find_if(std::begin(kShardKinds), std::end(kShardKinds), [&](const ShardKind& known) { return known.magic == header.magic; });
     if (kind == std::end(kShardKinds)) return false;
     if (header.version != kind->version)
-      throw error(ErrorCode::data, "{}: has the header of a token file of llm.c ({}) in version {}; version {} is known", path(),
+      throw error(ErrorCode::data, "{}: has the header of a token file of llm.c ({}) in version {}; version {} is known", name(),
                   header.magic, header.version, kind->version);
     if (header.tokens < 0 || size - kShardHeader != header.tokens * size_of(kind->element))
       throw error(ErrorCode::data,
-                  "{}: its header, that of a token file of llm.c, says {} tokens of {}, which are {} bytes, but {} bytes follow it", path(),
+                  "{}: its header, that of a token file of llm.c, says {} tokens of {}, which are {} bytes, but {} bytes follow it", name(),
                   header.tokens, to_string(kind->element), header.tokens * size_of(kind->element),
                   std::max<int64_t>(size - kShardHeader, 0));
     element_ = kind->element;
@@ -166,7 +166,7 @@ class TextFile : public Row {
       char32_t character;
       const int taken = decode_utf8(text, character);
       const int64_t id = taken > 0 ? vocabulary_.id_of(character) : -1;
-      if (id < 0) throw error(ErrorCode::data, "{}: was changed while it was read", path());
+      if (id < 0) throw error(ErrorCode::data, "{}: was changed while it was read", name());
       text.remove_prefix(static_cast<size_t>(taken));
       if (i >= 0) std::memcpy(to.data() + 8 * i, &id, 8);
     }
@@ -175,7 +175,7 @@ class TextFile : public Row {
   int64_t memory_bytes() const override { return static_cast<int64_t>(offsets_.capacity() * sizeof(int64_t)); }
 
   std::string content_hash() const override {
-    const std::string both = DataSet::content_hash() + hex16(hash_file(File::open(vocabulary_.path())));
+    const std::string both = FileData::content_hash() + hex16(hash_file(File::open(vocabulary_.path())));
     return hex16(hash_bytes(std::as_bytes(std::span(both))));
   }
 
@@ -194,9 +194,9 @@ class TextFile : public Row {
   std::string buffer_;
 };
 
-class ArrayFile : public DataSet {
+class ArrayFile : public FileData {
  public:
-  explicit ArrayFile(const std::string& path) : DataSet(path) {
+  explicit ArrayFile(const std::string& path) : FileData(path) {
     if (path.ends_with(".npz")) {
       arrays_ = read_npz_directory(file_);
     } else {
@@ -234,13 +234,13 @@ class ArrayFile : public DataSet {
       find(array.name);  // refuses one that is unusable
       if (first == nullptr) first = &array;
       if (array.shape[0] != first->shape[0]) {
-        throw error(ErrorCode::data, "{}: array '{}' has {} samples, '{}' has {}", path(), first->name, first->shape[0], array.name,
+        throw error(ErrorCode::data, "{}: array '{}' has {} samples, '{}' has {}", name(), first->name, first->shape[0], array.name,
                     array.shape[0]);
       }
     }
     if (first == nullptr) return;
     samples_ = first->shape[0];
-    if (samples_ == 0) throw error(ErrorCode::data, "{}: has no samples", path());
+    if (samples_ == 0) throw error(ErrorCode::data, "{}: has no samples", name());
   }
 
   void read(size_t field, int64_t sample, std::span<std::byte> to) override {
@@ -319,7 +319,7 @@ void open_valid(DataSets& sets, const std::string& folder, const Opener& opener)
   if (!file) return;
   std::unique_ptr<DataSet> valid = opener.open(*file, sets.vocabulary);
   if (valid->is_row() != sets.train->is_row()) {
-    throw error(ErrorCode::data, "{} and {}: one holds arrays, the other a text or tokens: give both in the same form", sets.train->path(),
+    throw error(ErrorCode::data, "{} and {}: one holds arrays, the other a text or tokens: give both in the same form", sets.train->name(),
                 *file);
   }
   auto* const lines = dynamic_cast<JsonLines*>(sets.train.get());
@@ -344,8 +344,6 @@ const Field* DataSet::field(std::string_view name) const {
   return index < 0 ? nullptr : &fields_[static_cast<size_t>(index)];
 }
 
-bool DataSet::was_written_to() const { return !file_.stamp().has_content_of(opened_); }
-
 std::string DataSets::content_hash() const {
   return valid ? fmt::format("{} {}", train->content_hash(), valid->content_hash()) : train->content_hash();
 }
@@ -357,7 +355,7 @@ DataSets open_data(const std::string& path, const std::string& model, const std:
   if (token_type != "uint16" && token_type != "uint32")
     throw error(ErrorCode::usage, "`token_type` {} is not known: uint16 or uint32", token_type);
   if (!exists(path)) throw error(ErrorCode::data, "{}: there is no such file or folder", path);
-  DataSets sets;
+  DataSets sets{.name = path, .train = nullptr, .valid = nullptr, .vocabulary = nullptr, .valid_problem = {}};
   const Opener opener{.model = model, .token_type = token_type, .lines = lines};
   std::error_code code;
   if (!std::filesystem::is_directory(path, code)) {

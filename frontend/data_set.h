@@ -1,4 +1,4 @@
-// DataSet: samples by index, read from disk when asked for.
+// DataSet: samples by index, read when asked for: from a file, or from the program that embeds the library (sample_source.h).
 //
 // A sample has fields, one an array of numbers: "input_ids" of text and token files, one field an array of .npz and .safetensors files, one
 // a key of JSON lines (json_lines.h). Such files may have others, too, which can't be samples: nobody has to read them. Nothing is held in
@@ -13,6 +13,7 @@
 #include <set>
 #include <span>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "frontend/element.h"
@@ -35,7 +36,8 @@ class DataSet {
  public:
   virtual ~DataSet() = default;
 
-  const std::string& path() const { return file_.path(); }
+  // As messages call it: a file's path.
+  const std::string& name() const { return name_; }
   int64_t samples() const { return samples_; }
   const std::vector<Field>& fields() const { return fields_; }
   // Index of a field, -1 where there is none. Throws Error(data) for one that is unusable.
@@ -64,23 +66,40 @@ class DataSet {
   virtual void load() {}
   virtual void unload() {}  // frees what was unpacked
 
-  // 16 hex digits that change with the samples: a hash of the file, and of what else they follow from. Of a file of more than 64 MiB only
-  // 64 pieces of 1 MiB, evenly spread, are read.
-  virtual std::string content_hash() const { return hex16(hash_sampled(file_)); }
-  // Whether the file was written to since it was opened.
-  bool was_written_to() const;
+  // 16 hex digits that change with the samples.
+  virtual std::string content_hash() const = 0;
+  // Whether what is read is no longer what was opened.
+  virtual bool was_written_to() const { return false; }
 
  protected:
-  explicit DataSet(const std::string& path) : file_(File::open(path)), opened_(file_.stamp()) {}
-  File file_;
-  FileStamp opened_;
+  explicit DataSet(std::string name) : name_(std::move(name)) {}
   int64_t samples_ = 0;
   std::vector<Field> fields_;
+
+ private:
+  std::string name_;
+};
+
+// A DataSet that is a file.
+class FileData : public DataSet {
+ public:
+  // A hash of the file, and of what else its samples follow from. Of a file of more than 64 MiB only 64 pieces of 1 MiB, evenly spread, are
+  // read.
+  std::string content_hash() const override { return hex16(hash_sampled(file_)); }
+  bool was_written_to() const override { return !file_.stamp().has_content_of(opened_); }
+
+ protected:
+  explicit FileData(const std::string& path) : DataSet(path), file_(File::open(path)), opened_(file_.stamp()) {}
+  File file_;
+
+ private:
+  FileStamp opened_;
 };
 
 struct DataSets {
+  std::string name;  // of all together, as messages call them: the path of a file or a folder
   std::unique_ptr<DataSet> train;
-  std::unique_ptr<DataSet> valid;          // null where the path is a single file
+  std::unique_ptr<DataSet> valid;          // null where there is only a single file
   std::unique_ptr<Vocabulary> vocabulary;  // of text, else null
   std::string valid_problem;               // why `valid` is null though the folder has it, as a sentence
 

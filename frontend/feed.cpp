@@ -89,7 +89,7 @@ Feed::Feed(DataSet& data, const Graph& graph, const Binding& binding, const std:
 void Feed::add(const std::string& input, const std::string& field, ValueId value, const LabelSpec* labels) {
   const int index = data_.find(field);
   if (index < 0)
-    throw error(ErrorCode::data, "{}: has no array '{}'{}", data_.path(), field,
+    throw error(ErrorCode::data, "{}: has no array '{}'{}", data_.name(), field,
                 labels ? " for the labels: name it with `labels`" : ", which the model wants as an input");
   const Field& from = data_.fields()[static_cast<size_t>(index)];
   const TensorType wanted = graph_.value(value).type();
@@ -105,18 +105,18 @@ void Feed::add(const std::string& input, const std::string& field, ValueId value
   const Shape cut = is_corner ? sample : binding_.cut(from.shape, length_);
   const bool is_same = fits(from.shape), is_cut = !is_same && fits(cut);
   if (wanted.shape.empty() || (!is_same && !is_cut)) {
-    throw error(ErrorCode::data, "{}: array '{}' has samples of shape {}, {} wants {}", data_.path(), field, to_string(from.shape),
+    throw error(ErrorCode::data, "{}: array '{}' has samples of shape {}, {} wants {}", data_.name(), field, to_string(from.shape),
                 labels ? "the loss" : "input '" + input + "'", to_string(sample));
   }
   const bool is_plain = data_.has_plain_numbers() && from.element == Element::int64 && is_floating(wanted.dtype);
   if (!is_plain && !converts(from.element, wanted.dtype)) {
-    throw error(ErrorCode::data, "{}: array '{}' is {}, {} wants {}: convert it (in NumPy, with astype)", data_.path(), field,
+    throw error(ErrorCode::data, "{}: array '{}' is {}, {} wants {}: convert it (in NumPy, with astype)", data_.name(), field,
                 to_string(from.element), labels ? "the loss" : "input '" + input + "'", to_string(wanted.dtype));
   }
   if (labels != nullptr && labels->kind == LabelKind::numbers && from.is_padded) {
     throw error(ErrorCode::data,
                 "{}: array '{}' has samples of several lengths, and padding would count in a loss of numbers: give them one length",
-                data_.path(), field);
+                data_.name(), field);
   }
   if (labels != nullptr && labels->causal && wanted.shape.size() < 2) {
     throw error(
@@ -129,7 +129,7 @@ void Feed::add(const std::string& input, const std::string& field, ValueId value
         ErrorCode::usage,
         "{}: array '{}': the loss wants labels of shape {} for a sample, and `task` causal-lm shifts labels along the first of its axes, "
         "but samples have {} tokens: shift them in the data, and leave `task` out",
-        data_.path(), field, to_string(sample), binding_.sequence);
+        data_.name(), field, to_string(sample), binding_.sequence);
   }
   Slot slot{.value = value,
             .field = static_cast<size_t>(index),
@@ -172,7 +172,7 @@ void Feed::read(const Slot& slot, int64_t sample, std::span<std::byte> to) {
   if (is_plain) become_doubles(packed);
   const int64_t bad = convert(is_plain ? Element::float64 : field.element, packed, slot.dtype, to);
   if (bad >= 0) {
-    throw error(ErrorCode::data, "{}: sample {}: element {} of array '{}' does not fit {}", data_.path(), sample, bad, field.name,
+    throw error(ErrorCode::data, "{}: sample {}: element {} of array '{}' does not fit {}", data_.name(), sample, bad, field.name,
                 to_string(slot.dtype));
   }
 }
@@ -183,7 +183,7 @@ void Feed::check_indices(const Slot& slot, int64_t sample, std::span<const std::
   for (int64_t i = 0; i < slot.elements; ++i) {
     const int64_t index = integer_at(slot.dtype, bytes.data(), i);
     if (index >= least && index < slot.limit) continue;
-    throw error(ErrorCode::data, "{}: sample {}: element {} of '{}' is {}, the model has {} rows for it (input '{}')", data_.path(), sample,
+    throw error(ErrorCode::data, "{}: sample {}: element {} of '{}' is {}, the model has {} rows for it (input '{}')", data_.name(), sample,
                 i, data_.fields()[slot.field].name, index, slot.limit, graph_.value(slot.value).name);
   }
 }
@@ -218,7 +218,7 @@ double Feed::prepare_and_count_labels(const Slot& slot, int64_t sample, std::spa
     for (int64_t i = 0; i < slot.elements; ++i) {
       const int64_t sign = integer_at(slot.dtype, bytes.data(), i);
       if (sign != 1 && sign != -1)
-        throw error(ErrorCode::data, "{}: sample {} of array '{}' is {}: labels of pairs are 1 (alike) or -1", data_.path(), sample, array,
+        throw error(ErrorCode::data, "{}: sample {} of array '{}' is {}: labels of pairs are 1 (alike) or -1", data_.name(), sample, array,
                     sign);
     }
   }
@@ -234,7 +234,7 @@ double Feed::prepare_and_count_labels(const Slot& slot, int64_t sample, std::spa
     const int64_t label = integer_at(slot.dtype, bytes.data(), i);
     if (label == labels.ignore_index) continue;
     if (label < 0 || label >= labels.class_count) {
-      throw error(ErrorCode::data, "{}: sample {}: label {} is outside the {} classes of the loss (ignored ones are {})", data_.path(),
+      throw error(ErrorCode::data, "{}: sample {}: label {} is outside the {} classes of the loss (ignored ones are {})", data_.name(),
                   sample, label, labels.class_count, labels.ignore_index);
     }
     counted += labels.class_weights.empty() ? 1 : labels.class_weights[static_cast<size_t>(label)];

@@ -11,6 +11,7 @@
 #include "frontend/check_options.h"
 #include "frontend/controlnet.h"
 #include "frontend/loss_options.h"
+#include "frontend/sample_source.h"
 #include "frontend/shuffle.h"
 #include "graph/error.h"
 #include "graph/rounding.h"
@@ -62,7 +63,9 @@ LineOptions line_options(const Options& options, const Declared& model, const st
 JobData::JobData(const Options& options, const RunStart& start, const Note& note)
     : options_(options), start_(start), note_(note), terms_(parse_losses(options).terms) {
   const Declared model = declared(options.model, control_net(options));
-  sets = open_data(options.data, options.model, options.token_type, wanted_valid(options), line_options(options, model, terms_));
+  sets = options.train_samples
+             ? source_data_sets(options)
+             : open_data(options.data, options.model, options.token_type, wanted_valid(options), line_options(options, model, terms_));
   binding = bind_inputs(model, options, *sets.train);
   tokens_ = token_array(*sets.train, binding);
   attached = attachments(options);
@@ -146,24 +149,24 @@ void JobData::check_valid(DataSet& valid) const {
   const std::vector<bool> are_tokens = find_token_labels(valid);
   for (size_t i = 0; i < terms_.size(); ++i) {
     if (are_tokens[i] == labels_are_tokens_[i]) continue;
-    throw error(ErrorCode::data, "{}: has {} array '{}' for the labels, {} has {}: give it to both, or to none", valid.path(),
-                are_tokens[i] ? "no" : "an", terms_[i].labels[0], train.path(), are_tokens[i] ? "one" : "none");
+    throw error(ErrorCode::data, "{}: has {} array '{}' for the labels, {} has {}: give it to both, or to none", valid.name(),
+                are_tokens[i] ? "no" : "an", terms_[i].labels[0], train.name(), are_tokens[i] ? "one" : "none");
   }
   valid.use(arrays_used());
   for (const std::string& name : arrays_used()) {
     const Field *ours = train.field(name), *theirs = valid.field(name);
     if (ours == nullptr) continue;  // the feed says so
-    if (theirs == nullptr) throw error(ErrorCode::data, "{}: has no array '{}', which {} has", valid.path(), name, train.path());
+    if (theirs == nullptr) throw error(ErrorCode::data, "{}: has no array '{}', which {} has", valid.name(), name, train.name());
     const bool is_alike = is_float(theirs->element) == is_float(ours->element) || valid.has_plain_numbers() || train.has_plain_numbers();
     const bool is_fed = std::any_of(binding.fed.begin(), binding.fed.end(), [&](const FedInput& fed) { return fed.field == name; });
     const bool is_shaped =
         is_fed ? theirs->shape == ours->shape : without_ones(theirs->shape) == without_ones(ours->shape);  // labels' ones may vary
     if (!is_shaped || !is_alike)
-      throw error(ErrorCode::data, "{}: array '{}' has samples of {} {}, in {} they are {} {}", valid.path(), name,
-                  to_string(theirs->element), to_string(theirs->shape), train.path(), to_string(ours->element), to_string(ours->shape));
+      throw error(ErrorCode::data, "{}: array '{}' has samples of {} {}, in {} they are {} {}", valid.name(), name,
+                  to_string(theirs->element), to_string(theirs->shape), train.name(), to_string(ours->element), to_string(ours->shape));
   }
   if (binding.batch_is_fixed && valid.samples() < binding.batch)
-    throw error(ErrorCode::data, "{}: has {} samples, fewer than the batch of {} that the model's file fixes", valid.path(),
+    throw error(ErrorCode::data, "{}: has {} samples, fewer than the batch of {} that the model's file fixes", valid.name(),
                 valid.samples(), binding.batch);
 }
 
@@ -178,7 +181,7 @@ void JobData::divide_samples() {
   if (train_samples.count < binding.batch) {
     if (binding.batch_is_fixed) {
       const int64_t held_out = sets.train->samples() - train_samples.count;
-      throw error(ErrorCode::data, "{}: has {} samples{}, fewer than the batch of {} that the model's file fixes", sets.train->path(),
+      throw error(ErrorCode::data, "{}: has {} samples{}, fewer than the batch of {} that the model's file fixes", sets.train->name(),
                   train_samples.count, held_out > 0 ? fmt::format(" beside the {} that are held out", held_out) : "", binding.batch);
     }
     note_(fmt::format("the batch is {}: the data has no more samples", train_samples.count));
@@ -196,14 +199,14 @@ void JobData::hold_out() {
     throw error(ErrorCode::data,
                 "{}: of its {} samples, none is left to evaluate or to train on: change `validation_split`, or give a folder with train "
                 "and valid",
-                sets.train->path(), all);
+                sets.train->name(), all);
   }
   if (binding.batch_is_fixed && held_out < binding.batch) {
     throw error(
         ErrorCode::data,
         "{}: {} of its {} samples are held out, fewer than the batch of {} that the model's file fixes: raise `validation_split`, or "
         "give a folder with train and valid",
-        sets.train->path(), held_out, all, binding.batch);
+        sets.train->name(), held_out, all, binding.batch);
   }
   train_samples.count -= held_out;
   valid_samples = {.data = sets.train.get(), .begin = train_samples.count, .count = held_out};
@@ -267,7 +270,7 @@ int64_t JobData::length_of(const SampleRange& range, int64_t sample) const {
       throw error(ErrorCode::data,
                   "{}: sample {}: array '{}' has negative numbers, as a mask that is added to scores, where 0 is no padding; "
                   "`length_buckets` need one of ones, and zeros for padding",
-                  range.data->path(), sample, kLengthField);
+                  range.data->name(), sample, kLengthField);
   }
   return length > 0 ? length : mask.shape[0];
 }

@@ -88,7 +88,7 @@ LossSpec JobGraphs::make_losses() const {
     if (field == nullptr) continue;  // the feed says so
     const Shape& sample = field->shape;
     if (sample.size() != 1)
-      throw error(ErrorCode::data, "{}: array '{}' has samples of shape {}; `loss` {} reads a row of labels", train.path(), term.labels[0],
+      throw error(ErrorCode::data, "{}: array '{}' has samples of shape {}; `loss` {} reads a row of labels", train.name(), term.labels[0],
                   to_string(sample), term.kind);
     term.longest = sample[0];
   }

@@ -42,7 +42,7 @@ std::map<std::string, std::string> Job::settings() const {
                                             {"shuffle", text(options.shuffle)},
                                             {"batch_norm", batch_norm},
                                             {"train_samples", text(data.train_samples.count)},
-                                            {"data", onnx::printable(std::filesystem::path(data.sets.train->path()).filename().string())},
+                                            {"data", onnx::printable(std::filesystem::path(data.sets.train->name()).filename().string())},
                                             {"instruction_set", __builtin_cpu_supports("x86-64-v4") ? "x86-64-v4" : "x86-64-v3"}};
   result[kDataHashSetting] = data.sets.content_hash();
   for (const OptimizerOption& option : optimizer.options()) result[std::string(option.name)] = text(optimizer.value(option.name));

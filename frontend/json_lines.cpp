@@ -245,7 +245,7 @@ int64_t elements_inside(const Shape& shape) { return shape.empty() ? 1 : element
 
 }  // namespace
 
-JsonLines::JsonLines(const std::string& path, LineOptions options) : DataSet(path), options_(std::move(options)) {
+JsonLines::JsonLines(const std::string& path, LineOptions options) : FileData(path), options_(std::move(options)) {
   scan();
   if (samples_ == 0) throw error(ErrorCode::data, "{}: has no samples", path);
   refuse_text();
@@ -263,8 +263,8 @@ void JsonLines::scan() {
       if (blank == 0) blank = samples_ + 1;
       return;
     }
-    if (blank != 0) throw error(ErrorCode::data, "{}: line {}: is blank; only the last ones may be", path(), blank);
-    if (!parser.parse(line)) throw error(ErrorCode::data, "{}: line {}: {}", path(), samples_ + 1, parser.problem);
+    if (blank != 0) throw error(ErrorCode::data, "{}: line {}: is blank; only the last ones may be", name(), blank);
+    if (!parser.parse(line)) throw error(ErrorCode::data, "{}: line {}: {}", name(), samples_ + 1, parser.problem);
     if (samples_ % kLinesApart == 0) offsets_.push_back(offset);
     longest_line_ = std::max(longest_line_, static_cast<int64_t>(line.size()));
     add_line(parser.values, parser.count);
@@ -284,7 +284,7 @@ void JsonLines::scan() {
     text.erase(0, start);
     begin += static_cast<int64_t>(start);
     if (static_cast<int64_t>(text.size()) > kMostLineBytes)
-      throw error(ErrorCode::data, "{}: line {}: is longer than 64 MiB", path(), samples_ + 1);
+      throw error(ErrorCode::data, "{}: line {}: is longer than 64 MiB", name(), samples_ + 1);
   }
   if (!text.empty()) add(begin, text);
   offsets_.shrink_to_fit();
@@ -295,14 +295,14 @@ void JsonLines::add_line(const std::vector<LineValue>& values, size_t count) {
   const int64_t line = ++samples_;
   for (size_t i = 0; i < count; ++i) {
     Column& column = columns_[column_of(values[i].key, i)];
-    if (column.line == line) throw error(ErrorCode::data, "{}: line {}: has '{}' twice", path(), line, in_short(column.name));
+    if (column.line == line) throw error(ErrorCode::data, "{}: line {}: has '{}' twice", name(), line, in_short(column.name));
     column.line = line;
     add_value(column, values[i]);
   }
   for (Column& column : columns_) {
     if (count == columns_.size()) break;
     if (column.line != line && column.unusable.empty())
-      column.unusable = fmt::format("{}: line {}: has no '{}', which line 1 has", path(), line, in_short(column.name));
+      column.unusable = fmt::format("{}: line {}: has no '{}', which line 1 has", name(), line, in_short(column.name));
   }
   compare_lengths();
 }
@@ -313,9 +313,9 @@ size_t JsonLines::column_of(const std::string& key, size_t place) {
   const auto [found, is_new] = by_name_.emplace(key, columns_.size());
   if (!is_new) return found->second;
   if (columns_.size() == kMostKeys)
-    throw error(ErrorCode::data, "{}: line {}: its keys and those before are more than {}", path(), samples_, kMostKeys);
+    throw error(ErrorCode::data, "{}: line {}: its keys and those before are more than {}", name(), samples_, kMostKeys);
   Column& column = columns_.emplace_back(Column{.name = key});
-  if (samples_ > 1) column.unusable = fmt::format("{}: line {}: has '{}', which line 1 doesn't have", path(), samples_, in_short(key));
+  if (samples_ > 1) column.unusable = fmt::format("{}: line {}: has '{}', which line 1 doesn't have", name(), samples_, in_short(key));
   return columns_.size() - 1;
 }
 
@@ -325,7 +325,7 @@ void JsonLines::add_value(Column& column, const LineValue& value) {
   if (!value.problem.empty()) {
     const bool is_known = value.is_text && has_name(kTexts, column.name);
     column.unusable =
-        fmt::format("{}: line {}: '{}' {}", path(), samples_, in_short(column.name),
+        fmt::format("{}: line {}: '{}' {}", name(), samples_, in_short(column.name),
                     is_known ? "is text; models/tokenize_text.py makes token ids of it with the model's own tokenizer" : value.problem);
     return;
   }
@@ -333,7 +333,7 @@ void JsonLines::add_value(Column& column, const LineValue& value) {
     column.shape = value.shape;
     column.shortest = column.longest = column.here;
   } else if (!same_inside(value.shape, column.shape)) {
-    column.unusable = fmt::format("{}: line {}: '{}' has {}, in line 1 it has {}; only the first axis may differ", path(), samples_,
+    column.unusable = fmt::format("{}: line {}: '{}' has {}, in line 1 it has {}; only the first axis may differ", name(), samples_,
                                   in_short(column.name), described(value.shape), described(column.shape));
   }
   column.shortest = std::min(column.shortest, column.here);
@@ -357,7 +357,7 @@ void JsonLines::compare_lengths() {
 void JsonLines::refuse_text() const {
   const auto is = [&](auto what) { return std::find_if(columns_.begin(), columns_.end(), what); };
   if (columns_.empty())
-    throw error(ErrorCode::data, "{}: line 1: has no keys; it is an object such as {{\"input_ids\": [5, 9, 2]}}", path());
+    throw error(ErrorCode::data, "{}: line 1: has no keys; it is an object such as {{\"input_ids\": [5, 9, 2]}}", name());
   const auto text = is([](const Column& column) { return !column.unusable.empty() && has_name(kTexts, column.name); });
   const bool has_lists = is([](const Column& column) { return column.is_list(); }) != columns_.end();
   if (text != columns_.end() && !has_lists) throw Error(ErrorCode::data, text->unusable);
@@ -410,7 +410,7 @@ void JsonLines::settle_length(Column& column, const JsonLines* beside, int64_t t
   if (tokens > 0 && column.unlike_line == 0) {
     if (column.name == kTokens || is_beside_tokens || varies || options_.labels.contains(column.name)) length = tokens;
   } else if (tokens > 0 && (is_beside_tokens || (varies && !is_of_decoder(column.name)))) {
-    column.unusable = fmt::format("{}: line {}: '{}' has {} elements, '{}' has {}", path(), column.unlike_line, in_short(column.name),
+    column.unusable = fmt::format("{}: line {}: '{}' has {} elements, '{}' has {}", name(), column.unlike_line, in_short(column.name),
                                   column.unlike, kTokens, column.unlike_tokens);
     return;
   }
@@ -426,14 +426,14 @@ std::string JsonLines::note() const {
   const Column* tokens = list_named(kTokens);
   if (tokens == nullptr) return {};
   const int64_t length = fields_[static_cast<size_t>(tokens - columns_.data())].shape[0];
-  if (cut_ > 0) return fmt::format("{}: {} of {} samples are longer than {} tokens, and are cut to it", path(), cut_, samples_, length);
+  if (cut_ > 0) return fmt::format("{}: {} of {} samples are longer than {} tokens, and are cut to it", name(), cut_, samples_, length);
   if (tokens->shortest == length) return {};
-  return fmt::format("{}: samples have {} to {} tokens, and are padded to {}", path(), tokens->shortest, tokens->longest, length);
+  return fmt::format("{}: samples have {} to {} tokens, and are padded to {}", name(), tokens->shortest, tokens->longest, length);
 }
 
 // --- samples ----------------------------------------------------------------------------------------------------------------------------
 
-Error JsonLines::changed() const { return error(ErrorCode::data, "{}: was changed while it was read", path()); }
+Error JsonLines::changed() const { return error(ErrorCode::data, "{}: was changed while it was read", name()); }
 
 std::string_view JsonLines::line_at(int64_t sample) {
   const size_t block = static_cast<size_t>(sample / kLinesApart);

@@ -24,7 +24,7 @@ namespace ort_train {
 
 struct LineValue;
 
-class JsonLines : public DataSet {
+class JsonLines : public FileData {
  public:
   // Throws Error(data) for what is no file of objects, or has no field that can be used.
   JsonLines(const std::string& path, LineOptions options);

@@ -37,7 +37,7 @@ void note_differences(const Job& job, std::map<std::string, std::string> setting
   const auto hash = settings.extract(kDataHashSetting), saved_hash = saved.extract(kDataHashSetting);
   if (saved_hash && is_other_data(hash.mapped(), saved_hash.mapped()) && saved["data"] == settings["data"]) {
     note(fmt::format("{}: holds other data than when the run was saved: from here on the run differs from an uninterrupted one",
-                     job.options.data));
+                     job.data.sets.name));
   }
   if (const std::string changed = differences(settings, saved); !changed.empty())
     note(fmt::format("from here on the run differs from the one that was saved: {}", changed));

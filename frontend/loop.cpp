@@ -134,7 +134,7 @@ std::string Loop::note_changed_data() {
     return fmt::format("{} (while the run reads its data)", problem.what());
   }
   data_has_changed_ = true;
-  return fmt::format("{}: was written to during the run: samples read now or recently may differ from those at its start", options_.data);
+  return fmt::format("{}: was written to during the run: samples read now or recently may differ from those at its start", data.name);
 }
 
 std::string Loop::last_save() const {

@@ -17,11 +17,13 @@
 
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
 #include <functional>
 #include <map>
 #include <memory>
 #include <optional>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -44,11 +46,36 @@ struct SelectionLimit {
   bool exact = false;  // exactly as many in each batch; else at most
 };
 
+// An array of which each sample has a part: one of a model's inputs, or the labels.
+struct SampleField {
+  std::string name{};            // of the input, or as Options::labels says
+  std::string type = "float32";  // NumPy's name: float16, float32, float64, int8 to int64, uint8 to uint64, bool; or bfloat16
+  std::vector<int64_t> shape{};  // of one sample, without a batch axis; empty: a number
+};
+
+// Samples that the program itself has, in memory or wherever they come from. Its functions are called in the thread that calls the Trainer,
+// and by two trainers at once if both are given the same source. A std::exception that they throw ends the call as an Error(data), and the
+// run is saved.
+class SampleSource {
+ public:
+  virtual ~SampleSource() = default;
+  // Asked for when a Trainer is made.
+  virtual std::vector<SampleField> fields() const = 0;
+  virtual int64_t size() const = 0;
+  // Writes one sample's elements of fields()[field], in row-major order. `sample` is in [0, size()). The same sample has to have the same
+  // elements each time: it is read again in every epoch.
+  virtual void read(size_t field, int64_t sample, std::span<std::byte> to) = 0;
+  // A text that changes with the samples, by which a resumed run notices others. Empty: it goes by their number and fields.
+  virtual std::string content_hash() const { return {}; }
+};
+
 // Fields have the names and defaults of the command line's options, which follow Hugging Face's Trainer where it has the option.
 struct Options {
   std::string model{};  // path of an ONNX file
   std::string data{};   // .txt, .bin, .npy, .npz, .safetensors, .jsonl, or a folder with train and valid of one of these
-  std::string task{};   // "causal-lm" or empty. With it, where arrays have no `labels`, the labels are `input_ids`, without padding
+  // Instead of `data`: samples to train on, and to evaluate on (none: as with a single file, see validation_split).
+  std::shared_ptr<SampleSource> train_samples{}, eval_samples{};
+  std::string task{};  // "causal-lm" or empty. With it, where arrays have no `labels`, the labels are `input_ids`, without padding
   // What is minimized: cross_entropy | nll | mse | l1 | smooth_l1 | huber | binary_cross_entropy (of logits) | focal | dice | kl |
   // distillation | cosine_embedding | info_nce | triplet | ctc | output (the model's output is the loss); or several, with weights,
   // parameters and labels: OUTPUT:NAME(PARAMETER=VALUE,…)*WEIGHT@LABELS,… (docs/losses.md). Empty: `output` with `loss_model`,

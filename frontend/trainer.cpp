@@ -27,7 +27,8 @@ using Clock = std::chrono::steady_clock;
 
 Options checked(Options options) {
   check_options(options);
-  if (options.data.empty()) throw error(ErrorCode::usage, "no data is given: `data` is a file or a folder");
+  if (options.data.empty() && !options.train_samples)
+    throw error(ErrorCode::usage, "no data is given: `data` is a file or a folder, `train_samples` are samples of the program itself");
   if (gpu_number(options.device) >= 0) options.budget_is_process = false;  // it is the GPU's
   return options;
 }
@@ -37,7 +38,7 @@ Options checked(Options options) {
 // The parts of a trainer, each made from the ones before it.
 struct Trainer::Impl {
   Impl(const Options& options_, Callbacks callbacks_, const DeviceChoice& on)
-      : options(checked(options_)),  // before threads are started
+      : options(checked(boundary.guarded(options_))),  // before threads are started
         choice(on),
         callbacks(boundary.guarded(std::move(callbacks_))),
         workers(options_.threads > 0 ? options_.threads : available_processors()) {}
@@ -51,9 +52,9 @@ struct Trainer::Impl {
   template <typename Body> auto replanning_once(Body&& body) -> decltype(body());
   template <typename Body> auto call(Body&& body) -> decltype(body());  // any but train()
 
+  Boundary boundary;
   const Options options;
   const DeviceChoice choice;
-  Boundary boundary;
   const Callbacks callbacks;
   const Note note = [this](const std::string& text) {
     if (callbacks.on_note) callbacks.on_note(text);

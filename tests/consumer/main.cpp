@@ -1,7 +1,7 @@
 // A program that embeds ort-train, against the installed library: consumer MODELS_FOLDER OUTPUT_FOLDER.
 //
-// Trains two models in two threads with two budgets, stops one of them from outside, and catches an Error; the library itself prints
-// nothing.
+// Trains two models in two threads with two budgets, stops one of them from outside, trains on samples of its own, and catches an Error;
+// the library itself prints nothing.
 
 #include <fcntl.h>
 #include <ort_train/ort_train.h>
@@ -12,8 +12,13 @@
 #include <cmath>
 #include <cstdio>
 #include <cstdlib>
+#include <cstring>
+#include <fstream>
+#include <memory>
+#include <span>
 #include <string>
 #include <thread>
+#include <vector>
 
 namespace {
 
@@ -48,6 +53,30 @@ class Silence {
   int file_, out_, err_;
 };
 
+// Samples of the program itself: rows of tokens in memory.
+class TokenRows : public ort_train::SampleSource {
+ public:
+  std::vector<ort_train::SampleField> fields() const override { return {{.name = "input_ids", .type = "uint16", .shape = {32}}}; }
+  int64_t size() const override { return kRows; }
+  void read(size_t, int64_t sample, std::span<std::byte> to) override {
+    std::memcpy(to.data(), tokens_.data() + sample * kLength, to.size());
+  }
+  // The same tokens as a file.
+  void write(const std::string& path) const {
+    std::ofstream(path, std::ios::binary)
+        .write(reinterpret_cast<const char*>(tokens_.data()), static_cast<std::streamsize>(2 * tokens_.size()));
+  }
+
+ private:
+  static constexpr int64_t kRows = 100, kLength = 32;
+  static std::vector<uint16_t> tokens() {
+    std::vector<uint16_t> result;
+    for (int i = 0; i < kRows * kLength; ++i) result.push_back(static_cast<uint16_t>(i * i % 65));
+    return result;
+  }
+  const std::vector<uint16_t> tokens_ = tokens();
+};
+
 ort_train::Options job(const std::string& models, const std::string& out) {
   ort_train::Options options{.model = models + "/char-gpt.onnx", .data = models + "/tinyshakespeare.txt", .task = "causal-lm"};
   options.batch_size = 4;
@@ -63,7 +92,7 @@ ort_train::Options job(const std::string& models, const std::string& out) {
 int main(int argc, char** argv) {
   expect(argc == 3, "two arguments");
   const std::string models = argv[1], out = argv[2];
-  ort_train::Summary alone, first, second;
+  ort_train::Summary alone, first, second, own, from_file;
   double last_loss = 0;
   std::string text, refusal;
   int64_t minimum = 0;
@@ -115,6 +144,19 @@ int main(int argc, char** argv) {
     }
     other.join();
 
+    // On samples of its own, and on the same from a file.
+    const auto rows = std::make_shared<TokenRows>();
+    rows->write(out + "/tokens.bin");
+    options = job(models, out + "/own");
+    options.data.clear();
+    options.train_samples = rows;
+    options.max_steps = 5;
+    own = ort_train::Trainer(options).train();
+    options = job(models, out + "/file");
+    options.data = out + "/tokens.bin";
+    options.max_steps = 5;
+    from_file = ort_train::Trainer(options).train();
+
     // Outputs for given inputs, from the model that was just written.
     options = job(models, out + "/predict");
     options.predict_batch_size = 2;
@@ -132,6 +174,7 @@ int main(int argc, char** argv) {
   expect(first.steps == 20 && !first.stopped, "the first one finished");
   expect(second.stopped && second.steps >= 5 && second.steps < 1'000'000, "the second one was stopped");
   expect(first.weights_hash == alone.weights_hash, "a neighbour and a budget change no bit");
+  expect(own.steps == 5 && own.weights_hash == from_file.weights_hash, "samples of the program's own train as those of a file do");
   expect(first.measured_peak_bytes <= first.planned_peak_bytes && first.planned_peak_bytes < minimum, "the arena is inside the budget");
   expect(std::isfinite(last_loss) && last_loss < 4.2, "the loss went down");
   expect(text.size() == 40, "forty characters were written");

@@ -238,11 +238,7 @@ void ConfigFiles::read(const CLI::App& app, const std::string& path, const std::
     if (file.IsNull()) return;
     if (!file.IsMap()) throw usage(fmt::format("{}: has no options: it is lines such as `learning_rate: 1e-4`", path));
     std::set<const CLI::Option*> seen;
-    std::set<std::string> known;
     bool has_model = false;
-    for (const CLI::Option* option : app.get_options()) {
-      for (const std::string& word : option->get_lnames()) known.insert("--" + word);
-    }
     for (const auto& item : file) {
       const YAML::Node &key = item.first, &value = item.second;
       const std::string here = place_at(path, key.Mark());
@@ -259,7 +255,7 @@ void ConfigFiles::read(const CLI::App& app, const std::string& path, const std::
       if (name == kOption || name == "--help" || name == "--version")
         throw usage(fmt::format("{}{} belongs on the command line", here, name));
       const CLI::Option* const option = app.get_option_no_throw(name);
-      if (option == nullptr) throw usage(here + unknown_option(name, {known.begin(), known.end()}));
+      if (option == nullptr) throw usage(here + unknown_option(name, app));
       if (!seen.insert(option).second) throw usage(fmt::format("{}{} is there twice", here, name));
       if (has(given, *option)) continue;
       OptionReader(*option, name, here).read(value, arguments);

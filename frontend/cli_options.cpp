@@ -389,12 +389,7 @@ void parse(CLI::App& app, std::vector<std::string> arguments, const Raw& raw, Co
   std::erase(extras, "--");
   for (const std::string& extra : extras) {
     if (!extra.starts_with("-")) continue;
-    const std::string name = extra.substr(0, extra.find('='));
-    std::vector<std::string> known;
-    for (const CLI::Option* option : app.get_options()) {
-      for (const std::string& word : option->get_lnames()) known.push_back("--" + word);
-    }
-    throw usage(unknown_option(name, known));
+    throw usage(unknown_option(extra.substr(0, extra.find('=')), app));
   }
   if (!extras.empty()) throw usage(fmt::format("'{}' is one argument too many: there is one model, '{}'", extras[0], line.options.model));
 }

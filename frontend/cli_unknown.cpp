@@ -6,6 +6,7 @@
 #include <charconv>
 #include <string_view>
 #include <utility>
+#include <vector>
 
 #include "graph/names.h"
 
@@ -62,17 +63,20 @@ bool has_words(std::string_view known, std::string_view name) {
 }
 
 // What an unknown option may have been meant to be: the shortest that has its words, else the nearest, of which two thirds are right.
-std::string nearest(const std::vector<std::string>& options, const std::string& name) {
+std::string nearest(const CLI::App& app, const std::string& name) {
   std::string best;
   bool best_has_words = false;
   size_t least = name.size() / 3 + 1;
-  for (const std::string& known : options) {
-    const bool has = has_words(known, name);
-    const size_t far = has ? known.size() : distance(name, known);
-    if (has > best_has_words || (has == best_has_words && far < least)) {
-      best_has_words = has;
-      least = far;
-      best = known;
+  for (const CLI::Option* option : app.get_options()) {
+    for (const std::string& word : option->get_lnames()) {
+      const std::string known = "--" + word;
+      const bool has = has_words(known, name);
+      const size_t far = has ? known.size() : distance(name, known);
+      if (has > best_has_words || (has == best_has_words && far < least)) {
+        best_has_words = has;
+        least = far;
+        best = known;
+      }
     }
   }
   return best;
@@ -80,9 +84,9 @@ std::string nearest(const std::vector<std::string>& options, const std::string& 
 
 }  // namespace
 
-std::string unknown_option(const std::string& name, const std::vector<std::string>& options) {
+std::string unknown_option(const std::string& name, const CLI::App& app) {
   if (const std::string known = known_as(name); !known.empty()) return fmt::format("unknown option {}: here it is {}", name, known);
-  const std::string near = nearest(options, name);
+  const std::string near = nearest(app, name);
   return near.empty() ? fmt::format("unknown option {}: --help shows all", name)
                       : fmt::format("unknown option {}; did you mean {}?", name, near);
 }

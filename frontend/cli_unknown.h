@@ -2,13 +2,13 @@
 
 #pragma once
 
+#include <CLI/CLI.hpp>
 #include <string>
-#include <vector>
 
 namespace ort_train {
 
-// One sentence: what it is called here, or which of `options` it may have been meant to be. All begin with "--".
-std::string unknown_option(const std::string& name, const std::vector<std::string>& options);
+// One sentence: what it is called here, or which of the options of `app` it may have been meant to be. `name` begins with "--".
+std::string unknown_option(const std::string& name, const CLI::App& app);
 
 // Whether CLI11 says that the option doesn't take a value: "Could not convert: --max-steps = ten".
 bool is_about(const std::string& message, const std::string& option);

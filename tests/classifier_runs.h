@@ -6,6 +6,8 @@
 
 #include <algorithm>
 #include <filesystem>
+#include <fstream>
+#include <map>
 #include <nlohmann/json.hpp>
 #include <string>
 #include <vector>
@@ -18,6 +20,7 @@ namespace ort_train {
 
 struct ClassifierRuns : TrainerRuns {
   static constexpr int64_t kIds = 8, kWidth = 6, kClasses = 4, kBatch = 4, kTrained = 32, kHeldOut = 16;
+  const std::string out = folder / "out", log = folder / "log.jsonl";  // of job()
 
   struct Samples {
     std::vector<int64_t> ids, labels;
@@ -73,6 +76,46 @@ struct ClassifierRuns : TrainerRuns {
     o.threads = 2;
     o.profile = profile;
     return o;
+  }
+  Options job() const {
+    Options o = options();
+    o.output_dir = out;
+    o.log_file = log;
+    return o;
+  }
+
+  // What a run reports, or several that go on from each other.
+  struct Seen {
+    Summary summary{};                   // of the last run
+    std::map<int64_t, double> losses{};  // held-out, by step
+    std::vector<int64_t> steps{};
+    std::map<int64_t, double> rates{};  // learning rates, by step
+    std::string notes{};
+    std::vector<int64_t> evaluated() const {
+      std::vector<int64_t> all;
+      for (const auto& [step, loss] : losses) all.push_back(step);
+      return all;
+    }
+  };
+  // `stop_after` a step: before its evaluation; below 0: not.
+  static void add_run(const Options& o, Seen& seen, int64_t stop_after = -1) {
+    Trainer* self = nullptr;
+    Trainer trainer(o, {.on_step =
+                            [&](const StepReport& report) {
+                              seen.steps.push_back(report.step);
+                              seen.rates[report.step] = report.learning_rate;
+                              if (report.step == stop_after) self->request_stop();
+                            },
+                        .on_eval = [&](const EvalReport& report) { seen.losses[report.step] = report.loss; },
+                        .on_note = [&](const std::string& note) { seen.notes += note + "\n"; }});
+    self = &trainer;
+    seen.summary = trainer.train();
+    EXPECT_EQ(seen.summary.stopped, stop_after >= 0);
+  }
+  static Seen run(const Options& o) {
+    Seen seen;
+    add_run(o, seen);
+    return seen;
   }
 
   // The lines of a log but for the summary, without what a clock says.

@@ -3,6 +3,8 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <numeric>
+
 #include "frontend/data_set.h"
 #include "frontend/element.h"
 #include "frontend/npz.h"
@@ -242,6 +244,26 @@ TEST(Element, ConvertsWithinWhatFits) {
   EXPECT_FALSE(converts(Element::int32, DType::float32));
   EXPECT_FALSE(converts(Element::float32, DType::int64));
   EXPECT_TRUE(converts(Element::boolean, DType::int64));
+}
+
+// As Feed does: to the buffer that it is read from.
+TEST(Element, ACornerIsPackedInPlace) {
+  const Shape from{3, 4, 5};
+  for (const Shape& to : {Shape{3, 4, 4}, Shape{2, 3, 4}, Shape{3, 4, 1}, Shape{3, 3, 5}, Shape{2, 4, 5}, from}) {
+    std::vector<int16_t> values(static_cast<size_t>(element_count(from)));
+    std::iota(values.begin(), values.end(), int16_t{0});
+    std::vector<int16_t> expected;
+    for (int64_t i = 0; i < to[0]; ++i) {
+      for (int64_t j = 0; j < to[1]; ++j) {
+        for (int64_t k = 0; k < to[2]; ++k) expected.push_back(static_cast<int16_t>((i * from[1] + j) * from[2] + k));
+      }
+    }
+    auto* const begin = reinterpret_cast<std::byte*>(values.data());
+    const std::byte* const end = take_corner(begin, begin, from, to, size_of(Element::int16));
+    EXPECT_EQ(end - begin, element_count(to) * size_of(Element::int16));
+    values.resize(expected.size());
+    EXPECT_EQ(values, expected) << testing::PrintToString(to);
+  }
 }
 
 TEST(Vocabulary, BothForms) {

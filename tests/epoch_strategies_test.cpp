@@ -5,7 +5,6 @@
 
 #include <filesystem>
 #include <fstream>
-#include <map>
 #include <tuple>
 
 #include "tests/classifier_runs.h"
@@ -21,45 +20,13 @@ using ::testing::IsEmpty;
 // An epoch is 8 steps of a batch, or 3 of up to 3 batches, the last of 2.
 struct EpochStrategies : ClassifierRuns {
   Options job(const std::string& eval_strategy, const std::string& save_strategy, int64_t accumulation = 1) const {
-    Options o = options();
-    o.output_dir = folder / "out";
-    o.log_file = folder / "log.jsonl";
+    Options o = ClassifierRuns::job();
     o.overwrite = true;
     o.eval_strategy = eval_strategy;
     o.save_strategy = save_strategy;
     o.save_total_limit = 20;
     o.gradient_accumulation_steps = accumulation;
     return o;
-  }
-  struct Told {
-    Summary summary{};
-    std::map<int64_t, double> losses{};  // held-out, by step
-    std::map<int64_t, double> rates{};
-    std::string notes{};
-    std::vector<int64_t> evaluated() const {
-      std::vector<int64_t> steps;
-      for (const auto& [step, loss] : losses) steps.push_back(step);
-      return steps;
-    }
-  };
-  // `stop_after` a step, before its evaluation; below 0: not.
-  static void add_run(const Options& o, Told& told, int64_t stop_after = -1) {
-    Trainer* self = nullptr;
-    Trainer trainer(o, {.on_step =
-                            [&](const StepReport& report) {
-                              told.rates[report.step] = report.learning_rate;
-                              if (report.step == stop_after) self->request_stop();
-                            },
-                        .on_eval = [&](const EvalReport& report) { told.losses[report.step] = report.loss; },
-                        .on_note = [&](const std::string& note) { told.notes += note + "\n"; }});
-    self = &trainer;
-    told.summary = trainer.train();
-    EXPECT_EQ(told.summary.stopped, stop_after >= 0);
-  }
-  static Told run(const Options& o) {
-    Told told;
-    add_run(o, told);
-    return told;
   }
   static std::vector<std::string> saved_by(const Options& o) {
     std::filesystem::remove_all(o.output_dir);
@@ -74,8 +41,8 @@ TEST_F(EpochStrategies, EvaluateAfterEachEpoch) {
   o.max_steps = 8;
   EXPECT_THAT(run(o).evaluated(), ElementsAre(3, 6, 8));
   std::vector<double> epochs;  // of the lines with a held-out loss
-  std::ifstream log(o.log_file);
-  for (std::string line; std::getline(log, line);) {
+  std::ifstream file(log);
+  for (std::string line; std::getline(file, line);) {
     const nlohmann::json json = nlohmann::json::parse(line);
     if (json.contains("eval_loss")) epochs.push_back(json.at("epoch"));
   }
@@ -90,7 +57,7 @@ TEST_F(EpochStrategies, EvaluateAfterEachEpoch) {
 TEST_F(EpochStrategies, EvaluateAsThatManyStepsDo) {
   Options by_epoch = job("epoch", "", 3), by_steps = job("steps", "", 3);
   by_steps.eval_steps = 3;
-  const Told one = run(by_epoch);
+  const Seen one = run(by_epoch);
   const std::vector<std::string> lines = lines_of(by_epoch.log_file);
   EXPECT_EQ(run(by_steps).losses, one.losses);
   EXPECT_EQ(lines_of(by_steps.log_file), lines);
@@ -126,8 +93,8 @@ TEST_F(EpochStrategies, SaveWhereTheRunIsStopped) {
   for (const char* strategy : {"no", "epoch"}) {
     const Options o = job("", strategy);
     std::filesystem::remove_all(o.output_dir);
-    Told told;
-    add_run(o, told, /*stop_after=*/5);
+    Seen seen;
+    add_run(o, seen, /*stop_after=*/5);
     EXPECT_THAT(checkpoints_in(o.output_dir), ElementsAre("checkpoint-5")) << strategy;
   }
 }
@@ -142,22 +109,22 @@ TEST_F(EpochStrategies, AreTheSameInARunThatIsStoppedAgainAndAgain) {
     o.lr_scheduler_kwargs = {{"patience", "0"}};
     o.output_dir = folder / "whole";
     o.log_file = folder / "whole.jsonl";
-    const Told whole = run(o);
+    const Seen whole = run(o);
     EXPECT_THAT(whole.evaluated(), ElementsAre(3, 6, 9, 11));
     Options pieces = o;
     pieces.output_dir = folder / fmt::format("pieces-{}", saves);
     pieces.log_file = folder / "pieces.jsonl";
-    Told told;
+    Seen seen;
     for (const int64_t stop_after : {1, 3, 4, 6, 8, 9, 10}) {
-      add_run(pieces, told, stop_after);
+      add_run(pieces, seen, stop_after);
       pieces.overwrite = false;
       pieces.resume = true;
     }
-    add_run(pieces, told);
-    EXPECT_EQ(told.losses, whole.losses);
-    EXPECT_EQ(told.rates, whole.rates);
-    EXPECT_EQ(told.summary.best_step, whole.summary.best_step);
-    EXPECT_EQ(told.summary.weights_hash, whole.summary.weights_hash);
+    add_run(pieces, seen);
+    EXPECT_EQ(seen.losses, whole.losses);
+    EXPECT_EQ(seen.rates, whole.rates);
+    EXPECT_EQ(seen.summary.best_step, whole.summary.best_step);
+    EXPECT_EQ(seen.summary.weights_hash, whole.summary.weights_hash);
     EXPECT_EQ(lines_of(pieces.log_file), lines_of(o.log_file));
     std::filesystem::remove(pieces.log_file);
   }
@@ -167,25 +134,25 @@ TEST_F(EpochStrategies, AreTheSameInARunThatIsStoppedAgainAndAgain) {
 TEST_F(EpochStrategies, FollowTheEpochOfARunThatGoesOnWithAnotherBatch) {
   Options o = job("epoch", "epoch");
   std::filesystem::remove_all(o.output_dir);
-  Told told;
-  add_run(o, told, /*stop_after=*/5);
+  Seen seen;
+  add_run(o, seen, /*stop_after=*/5);
   o.overwrite = false;
   o.resume = true;
   o.batch_size = 8;
-  add_run(o, told);
-  EXPECT_THAT(told.evaluated(), ElementsAre(7, 11, 15, 16)) << "two batches were left of the first epoch";
+  add_run(o, seen);
+  EXPECT_THAT(seen.evaluated(), ElementsAre(7, 11, 15, 16)) << "two batches were left of the first epoch";
   EXPECT_THAT(checkpoints_in(o.output_dir), ElementsAre("checkpoint-11", "checkpoint-15", "checkpoint-16", "checkpoint-5", "checkpoint-7"));
-  EXPECT_THAT(told.notes, HasSubstr("batch_size"));
+  EXPECT_THAT(seen.notes, HasSubstr("batch_size"));
 }
 
 TEST_F(EpochStrategies, CountEpochsWithoutABetterLoss) {
   Options o = job("epoch", "");
   o.early_stopping_patience = 1;
   o.early_stopping_threshold = 1e9;
-  const Told told = run(o);
-  EXPECT_EQ(told.summary.steps, 16) << "the first is better than nothing, the second ends the run";
+  const Seen seen = run(o);
+  EXPECT_EQ(seen.summary.steps, 16) << "the first is better than nothing, the second ends the run";
   o.max_steps = 40;
-  const Told longer = run(o);
+  const Seen longer = run(o);
   EXPECT_TRUE(longer.summary.early_stopped);
   EXPECT_EQ(longer.summary.steps, 16);
 }

@@ -13,6 +13,7 @@
 #include "frontend/feed.h"
 #include "tests/arrays.h"
 #include "tests/failures.h"
+#include "tests/masked_model.h"
 #include "tests/onnx_models.h"
 #include "tests/trainer_runs.h"
 
@@ -355,21 +356,8 @@ struct JsonLinesRuns : TrainerRuns {
   }
   static int64_t length_of(int64_t sample) { return sample % 7 == 3 ? 12 - sample % 2 : 2 + sample * 5 % 6; }
 
-  // Logits of each position and of all that counts of its sample.
   std::string model() const {
-    auto proto = fixtures::model_of(fmt::format(R"(<ir_version: 8, opset_import: ["" : 17]>
-        g (int64[batch, seq] input_ids, float[batch, seq] attention_mask) => (float[batch, seq, {}] logits) {{
-             axes = Constant <value_ints = [1]> ()
-             last = Constant <value_ints = [2]> ()
-             e = Gather (embedding, input_ids)
-             m = Unsqueeze (attention_mask, last)
-             kept = Mul (e, m)
-             sum = ReduceSum (kept, axes)
-             h = MatMul (e, w)
-             mixed = Add (h, sum)
-             t = Tanh (mixed)
-             logits = MatMul (t, v) }})",
-                                                kTokens));
+    auto proto = fixtures::masked_model(kTokens);
     const auto add = [&](const char* name, const std::vector<int64_t>& dims, int64_t step) {
       *proto.mutable_graph()->add_initializer() = fixtures::tensor_of(name, dims, numbers(dims[0] * dims[1], step));
     };

@@ -7,6 +7,7 @@
 #include <filesystem>
 
 #include "tests/arrays.h"
+#include "tests/masked_model.h"
 #include "tests/onnx_models.h"
 #include "tests/trainer_runs.h"
 
@@ -18,22 +19,8 @@ using namespace fixtures;
 struct LengthBuckets : TrainerRuns {
   static constexpr int64_t kSamples = 22, kLength = 16, kVocabulary = 256, kWidth = 1024;
 
-  // Each position by itself, and a mean over those that count: padding changes nothing.
   std::string model() const {
-    ort_train_onnx::ModelProto model = model_of(fmt::format(
-        R"(<ir_version: 8, opset_import: ["" : 17]>
-        g (int64[batch, seq] input_ids, float[batch, seq] attention_mask) => (float[batch, seq, {}] logits) {{
-             axes = Constant <value_ints = [1]> ()
-             last = Constant <value_ints = [2]> ()
-             e = Gather (embedding, input_ids)
-             m = Unsqueeze (attention_mask, last)
-             kept = Mul (e, m)
-             sum = ReduceSum (kept, axes)
-             h = MatMul (e, w)
-             mixed = Add (h, sum)
-             t = Tanh (mixed)
-             logits = MatMul (t, v) }})",
-        kVocabulary));
+    ort_train_onnx::ModelProto model = masked_model(kVocabulary);
     const auto add = [&](const char* name, std::vector<int64_t> dims, int64_t step) {
       std::vector<float> values = numbers(element_count(dims), step);
       for (float& value : values) value /= 32;

@@ -6,9 +6,11 @@
 
 #include <cmath>
 #include <fstream>
+#include <functional>
 #include <limits>
 #include <map>
 #include <optional>
+#include <utility>
 
 #include "frontend/held_out.h"
 #include "tests/chain_model.h"
@@ -64,13 +66,9 @@ TEST(HeldOutLosses, CountAsSeenWhereTheirWeightsAreNotKept) {
 }
 
 struct LowestLoss : ClassifierRuns {
-  const std::string out = folder / "out", log = folder / "log.jsonl";
-
   // Evaluated every two steps; the loss is lowest in the middle.
   Options job() const {
-    Options o = options();
-    o.output_dir = out;
-    o.log_file = log;
+    Options o = ClassifierRuns::job();
     o.eval_steps = 2;
     return o;
   }
@@ -79,30 +77,18 @@ struct LowestLoss : ClassifierRuns {
     o.load_best_model_at_end = true;
     return o;
   }
-  struct Seen {
-    Summary summary{};
-    std::map<int64_t, double> losses{};  // held-out, by step
-    std::vector<int64_t> steps{};
-    std::string notes{};
-  };
-  // `stop_after` a step: before its evaluation; below 0: not.
-  static void add_run(const Options& o, Seen& seen, int64_t stop_after = -1) {
-    Trainer* self = nullptr;
-    Trainer trainer(o, {.on_step =
-                            [&](const StepReport& report) {
-                              seen.steps.push_back(report.step);
-                              if (report.step == stop_after) self->request_stop();
-                            },
-                        .on_eval = [&](const EvalReport& report) { seen.losses[report.step] = report.loss; },
-                        .on_note = [&](const std::string& note) { seen.notes += note + "\n"; }});
-    self = &trainer;
-    seen.summary = trainer.train();
-    EXPECT_EQ(seen.summary.stopped, stop_after >= 0);
-  }
-  static Seen run(const Options& o) {
-    Seen seen;
-    add_run(o, seen);
-    return seen;
+  // The summary and the notes of a run whose disk is full from the evaluation of a step to the next step, where `is_full` says so.
+  static std::pair<Summary, std::string> run_with_full_disk(const Options& o, const std::function<bool(int64_t step)>& is_full) {
+    std::optional<IoFaults> full;
+    std::string notes;
+    const Summary summary = Trainer(o, {.on_step = [&](const StepReport&) { full.reset(); },
+                                        .on_eval =
+                                            [&](const EvalReport& report) {
+                                              if (is_full(report.step)) full.emplace(Fault::full, 1, /*lasts=*/true);
+                                            },
+                                        .on_note = [&](const std::string& note) { notes += note + "\n"; }})
+                                .train();
+    return {summary, notes};
   }
   static int64_t lowest(const std::map<int64_t, double>& losses) {
     return std::min_element(losses.begin(), losses.end(), [](const auto& a, const auto& b) { return a.second < b.second; })->first;
@@ -301,15 +287,7 @@ TEST_F(LowestLoss, ThatCantBeSavedGivesWayToTheOneBefore) {
   Options o = best_job();
   const int64_t best = lowest(run(o).losses);
   o.overwrite = true;
-  std::optional<IoFaults> full;
-  std::string notes;
-  const Summary summary = Trainer(o, {.on_step = [&](const StepReport&) { full.reset(); },
-                                      .on_eval =
-                                          [&](const EvalReport& report) {
-                                            if (report.step == best) full.emplace(Fault::full, 1, /*lasts=*/true);
-                                          },
-                                      .on_note = [&](const std::string& note) { notes += note + "\n"; }})
-                              .train();
+  const auto [summary, notes] = run_with_full_disk(o, [&](int64_t step) { return step == best; });
   EXPECT_THAT(notes, HasSubstr(fmt::format("step {} could not be saved", best)));
   EXPECT_NE(summary.best_step, best);
   EXPECT_EQ(summary.weights_hash, hash_after(summary.best_step));
@@ -323,15 +301,7 @@ TEST_F(LowestLoss, EndsARunAtTheSameStepWhereItCantBeSaved) {
   const Seen whole = run(o);
   ASSERT_TRUE(whole.summary.early_stopped);
   o.overwrite = true;
-  std::optional<IoFaults> full;
-  std::string notes;
-  const Summary summary = Trainer(o, {.on_step = [&](const StepReport&) { full.reset(); },
-                                      .on_eval =
-                                          [&](const EvalReport& report) {
-                                            if (report.step < whole.summary.steps) full.emplace(Fault::full, 1, /*lasts=*/true);
-                                          },
-                                      .on_note = [&](const std::string& note) { notes += note + "\n"; }})
-                              .train();
+  const auto [summary, notes] = run_with_full_disk(o, [&](int64_t step) { return step < whole.summary.steps; });
   EXPECT_THAT(notes, HasSubstr("step 2 could not be saved"));
   EXPECT_EQ(summary.steps, whole.summary.steps);
   EXPECT_TRUE(summary.early_stopped);

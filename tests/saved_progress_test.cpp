@@ -25,14 +25,6 @@ using ::testing::IsEmpty;
 using ::testing::Not;
 
 struct SavedProgress : ClassifierRuns {
-  const std::string out = folder / "out", log = folder / "log.jsonl";
-
-  Options job() const {
-    Options o = options();
-    o.output_dir = out;
-    o.log_file = log;
-    return o;
-  }
   // What a run leaves that nothing disturbs.
   struct Whole {
     Summary summary;

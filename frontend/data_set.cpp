@@ -355,7 +355,8 @@ DataSets open_data(const std::string& path, const std::string& model, const std:
   if (token_type != "uint16" && token_type != "uint32")
     throw error(ErrorCode::usage, "`token_type` {} is not known: uint16 or uint32", token_type);
   if (!exists(path)) throw error(ErrorCode::data, "{}: there is no such file or folder", path);
-  DataSets sets{.name = path, .train = nullptr, .valid = nullptr, .vocabulary = nullptr, .valid_problem = {}};
+  DataSets sets;
+  sets.name = path;
   const Opener opener{.model = model, .token_type = token_type, .lines = lines};
   std::error_code code;
   if (!std::filesystem::is_directory(path, code)) {

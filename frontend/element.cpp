@@ -4,6 +4,7 @@
 #include <cmath>
 #include <cstring>
 #include <functional>
+#include <iterator>
 #include <limits>
 #include <numeric>
 #include <type_traits>
@@ -12,6 +13,9 @@
 
 namespace ort_train {
 namespace {
+
+constexpr std::string_view kElementNames[] = {"float16", "bfloat16", "float32", "float64", "int8",   "int16", "int32",
+                                              "int64",   "uint8",    "uint16",  "uint32",  "uint64", "bool"};
 
 template <typename To, typename From> bool fits(From value) {
   if constexpr (std::is_same_v<To, bool>)
@@ -101,10 +105,12 @@ bool is_float(Element element) {
   return element == Element::float16 || element == Element::bfloat16 || element == Element::float32 || element == Element::float64;
 }
 
-std::string_view to_string(Element element) {
-  constexpr std::string_view names[] = {"float16", "bfloat16", "float32", "float64", "int8",   "int16", "int32",
-                                        "int64",   "uint8",    "uint16",  "uint32",  "uint64", "bool"};
-  return names[static_cast<size_t>(element)];
+std::string_view to_string(Element element) { return kElementNames[static_cast<size_t>(element)]; }
+
+std::optional<Element> element_named(std::string_view name) {
+  const auto found = std::find(std::begin(kElementNames), std::end(kElementNames), name);
+  if (found == std::end(kElementNames)) return std::nullopt;
+  return static_cast<Element>(found - std::begin(kElementNames));
 }
 
 Element element_of(DType dtype) {

@@ -4,6 +4,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <optional>
 #include <span>
 #include <string_view>
 
@@ -16,6 +17,8 @@ enum class Element : uint8_t { float16, bfloat16, float32, float64, int8, int16,
 int64_t size_of(Element element);
 bool is_float(Element element);
 std::string_view to_string(Element element);
+// The one that is called so, as to_string() does; none where there is no such.
+std::optional<Element> element_named(std::string_view name);
 Element element_of(DType dtype);
 
 // Of data: integers and booleans become integers (or booleans, from 0 and 1) of any width, floats float32 or float64.

@@ -1,7 +1,7 @@
 #include "frontend/sample_source.h"
 
 #include <algorithm>
-#include <optional>
+#include <memory>
 #include <set>
 #include <utility>
 
@@ -11,15 +11,7 @@
 namespace ort_train {
 namespace {
 
-std::optional<Element> element_named(std::string_view type) {
-  for (const Element element :
-       {Element::float16, Element::bfloat16, Element::float32, Element::float64, Element::int8, Element::int16, Element::int32,
-        Element::int64, Element::uint8, Element::uint16, Element::uint32, Element::uint64, Element::boolean}) {
-    if (to_string(element) == type) return element;
-  }
-  return std::nullopt;
-}
-
+// `option`: the field of Options that gives it, by which messages call it.
 class SourceData : public DataSet {
  public:
   SourceData(std::shared_ptr<SampleSource> source, const std::string& option) : DataSet("`" + option + "`"), source_(std::move(source)) {
@@ -61,15 +53,11 @@ class SourceData : public DataSet {
 
 }  // namespace
 
-std::unique_ptr<DataSet> source_data(std::shared_ptr<SampleSource> source, const std::string& option) {
-  return std::make_unique<SourceData>(std::move(source), option);
-}
-
 DataSets source_data_sets(const Options& options) {
   DataSets sets;
-  sets.train = source_data(options.train_samples, "train_samples");
+  sets.train = std::make_unique<SourceData>(options.train_samples, "train_samples");
   sets.name = sets.train->name();
-  if (options.eval_samples) sets.valid = source_data(options.eval_samples, "eval_samples");
+  if (options.eval_samples) sets.valid = std::make_unique<SourceData>(options.eval_samples, "eval_samples");
   return sets;
 }
 

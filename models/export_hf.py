@@ -25,7 +25,9 @@ def load(folder):
     if not os.path.exists(os.path.join(folder, "config.json")):
         sys.exit(f"{folder}: there is no config.json; give the directory that save_pretrained() wrote")
     logging.disable_progress_bar()
-    return AutoModelForCausalLM.from_pretrained(folder, local_files_only=True, dtype=torch.float32, use_cache=False).eval()
+    # Mixtures of experts: the one implementation that torch.export takes. It gathers the experts' weights for each token, which takes memory.
+    return AutoModelForCausalLM.from_pretrained(folder, local_files_only=True, dtype=torch.float32, use_cache=False,
+                                                experts_implementation="batched_mm").eval()
 
 
 def wrapped(model, inputs):
